@@ -1,0 +1,195 @@
+"""What crosses the engine's boundary: plain frozen data, standard library only."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from manylora.engine.errors import InvalidRequestError
+
+
+class FinishReason(StrEnum):
+    """Why a request ended."""
+
+    STOP = "stop"  # end-of-sequence token, stop token or stop string
+    LENGTH = "length"  # max_tokens, or the model's context
+    ABORT = "abort"  # the client went away
+    ERROR = "error"  # the engine gave this request up
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How to choose each token. `temperature=0` is greedy; the other names are OpenAI's or vLLM's.
+
+    Raises:
+        InvalidRequestError: a value is out of its range; `param` names it.
+    """
+
+    max_tokens: int = 16
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0  # 0: no limit
+    seed: int | None = None
+    stop: Sequence[str] = ()
+    stop_token_ids: Sequence[int] = ()
+    ignore_eos: bool = False
+    logprobs: int | None = None  # how many alternatives to report for each token
+
+    def __post_init__(self) -> None:
+        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+        object.__setattr__(self, "stop", stop)
+        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        _in_range("max_tokens", self.max_tokens, 1, None)
+        _in_range("temperature", self.temperature, 0, 2)
+        _in_range("top_p", self.top_p, 0, 1)
+        _in_range("top_k", self.top_k, 0, None)
+        _in_range("logprobs", self.logprobs, 0, 20)
+        if self.top_p == 0:
+            raise InvalidRequestError("top_p must be greater than 0", param="top_p")
+        if "" in stop:
+            raise InvalidRequestError("a stop string must not be empty", param="stop")
+
+
+def _in_range(name: str, value: float | None, low: float, high: float | None) -> None:
+    if value is None:
+        return
+    if not (low <= value and (high is None or value <= high)):  # NaN fails both
+        bound = f"at least {low}" if high is None else f"between {low} and {high}"
+        raise InvalidRequestError(f"{name} must be {bound}", param=name)
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterRef:
+    """An adapter as the engine knows it: the SHA-256 (hex) of its canonical weights and config."""
+
+    digest: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One completion to generate. `request_id` is made by the server and unique."""
+
+    request_id: str
+    prompt_token_ids: tuple[int, ...]
+    params: SamplingParams
+    tenant: str
+    adapter: AdapterRef | None = None  # None: the base model, by name
+
+    def __post_init__(self) -> None:
+        if not self.prompt_token_ids:
+            raise InvalidRequestError("the prompt has no tokens", param="prompt")
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """The log-probability of one token, with the likeliest alternatives, best first."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestMetrics:
+    """Times of one request inside the engine, in seconds from its arrival there."""
+
+    queued_seconds: float = 0.0
+    first_token_seconds: float = 0.0
+    total_seconds: float = 0.0
+    num_preemptions: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestOutput:
+    """What one or more steps added to a request: a delta, never the whole.
+
+    `text` may lag behind `token_ids` while it could still be half a character or the start of a
+    stop string. The counts are totals so far; `num_output_tokens` includes the tokens that
+    completed a stop string.
+    """
+
+    request_id: str
+    text: str = ""
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None  # the stop string or stop token id that ended it
+    error: str | None = None
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_output_tokens: int = 0
+    metrics: RequestMetrics = RequestMetrics()
+
+    def merged_with(self, later: "RequestOutput") -> "RequestOutput":
+        """Both deltas as one, for a reader that was too slow for the first."""
+        return RequestOutput(
+            request_id=self.request_id,
+            text=self.text + later.text,
+            token_ids=self.token_ids + later.token_ids,
+            logprobs=self.logprobs + later.logprobs,
+            finish_reason=later.finish_reason,
+            stop_reason=later.stop_reason,
+            error=later.error,
+            num_prompt_tokens=later.num_prompt_tokens,
+            num_cached_tokens=later.num_cached_tokens,
+            num_output_tokens=later.num_output_tokens,
+            metrics=later.metrics,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterInfo:
+    """A checked adapter: its digest and the coverage report of what will be applied."""
+
+    digest: str
+    report: dict[str, Any]
+
+    @property
+    def ref(self) -> AdapterRef:
+        return AdapterRef(self.digest)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineInfo:
+    """What does not change while an engine process lives."""
+
+    model: str
+    model_digest: str
+    dtype: str
+    device: str
+    kernels: str
+    max_model_len: int
+    block_size: int
+    num_kv_blocks: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_loras: int
+    max_lora_rank: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotStats:
+    """One adapter slot: what lies in it and how many running sequences hold it."""
+
+    slot: int
+    digest: str | None = None
+    holds: int = 0
+    size_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineStats:
+    """A snapshot between two steps."""
+
+    num_running: int = 0
+    num_waiting: int = 0
+    kv_blocks_used: int = 0
+    kv_blocks_total: int = 0
+    num_steps: int = 0
+    num_preemptions: int = 0
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    uptime_seconds: float = 0.0
+    step_age_seconds: float = 0.0  # since the step now running began; 0 when idle
+    slots: tuple[SlotStats, ...] = ()
+    host_digests: tuple[str, ...] = field(default=())  # adapters in the host cache
