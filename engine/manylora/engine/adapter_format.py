@@ -1,0 +1,165 @@
+"""Reads a PEFT LoRA folder: exact, or refused with every reason. Loads no torch.
+
+The weights decide what is adapted, the config decides how. The file layout is PEFT's
+(`adapter_config.json`, `adapter_model.safetensors`); the tensor file is read by hand after the
+safetensors format document, so that no header is trusted before it is checked.
+"""
+
+import hashlib
+import json
+import math
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from manylora.engine.adapter_config import AdapterConfig
+from manylora.engine.errors import AdapterError
+from manylora.engine.models.config import DecoderConfig
+from manylora.engine.safetensors_file import SafetensorsFile, TensorEntry
+
+CONFIG_FILE = "adapter_config.json"
+WEIGHTS_FILE = "adapter_model.safetensors"
+DIGEST_FORMAT = b"manylora-adapter-1"
+_PREFIX = "base_model.model."
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterModule:
+    """One adapted linear layer: `y += scale * (B @ (A @ x))`, A [rank, in], B [out, rank]."""
+
+    path: str
+    rank: int
+    scale: float
+    a: TensorEntry
+    b: TensorEntry
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterFile:
+    """A checked adapter: what will be applied, and the open weights."""
+
+    digest: str
+    modules: tuple[AdapterModule, ...]
+    weights: SafetensorsFile
+    ignored_config: tuple[str, ...]  # fields that say nothing about what is computed
+    base_model: str | None  # the base it says it was trained for
+
+    def report(self) -> dict[str, Any]:
+        """The coverage report: every module with rank and scale, and what was not used."""
+        return {
+            "digest": self.digest,
+            "modules": [{"path": m.path, "rank": m.rank, "scale": m.scale} for m in self.modules],
+            "targets": sorted({m.path.rsplit(".", 1)[-1] for m in self.modules}),
+            "rank": max(m.rank for m in self.modules),
+            "dtypes": sorted({e.dtype for m in self.modules for e in (m.a, m.b)}),
+            "parameters": sum(math.prod(e.shape) for m in self.modules for e in (m.a, m.b)),
+            "size_bytes": sum(e.num_bytes for m in self.modules for e in (m.a, m.b)),
+            "ignored_config": list(self.ignored_config),
+            "base_model_name_or_path": self.base_model,
+        }
+
+
+def read_adapter(folder: Path, config: DecoderConfig, *, max_lora_rank: int) -> AdapterFile:
+    """Check a PEFT folder against a model's geometry.
+
+    Raises:
+        AdapterError: it would not be applied exactly; every reason is given.
+    """
+    settings = AdapterConfig.read(folder / CONFIG_FILE)
+    weights = SafetensorsFile.read(folder / WEIGHTS_FILE)
+    modules, reasons = _match_modules(weights, settings, config.linear_shapes())
+    reasons += [
+        f"{m.path}: rank {m.rank} is above this server's --max-lora-rank {max_lora_rank}"
+        for m in modules
+        if m.rank > max_lora_rank
+    ]
+    if not modules and not reasons:
+        reasons.append("the weights file adapts no module of the base model")
+    if not reasons:
+        reasons += [
+            f"{entry.name} contains NaN or infinity"
+            for module in modules
+            for entry in (module.a, module.b)
+            if not weights.is_finite(entry)
+        ]
+    if reasons:
+        raise AdapterError(reasons)
+    return AdapterFile(
+        digest=_digest(weights, modules),
+        modules=tuple(modules),
+        weights=weights,
+        ignored_config=settings.ignored,
+        base_model=settings.base_model,
+    )
+
+
+def _match_modules(
+    weights: SafetensorsFile, settings: AdapterConfig, shapes: dict[str, tuple[int, int]]
+) -> tuple[list[AdapterModule], list[str]]:
+    """Pair A and B tensors by module; a tensor that is not applied exactly is a reason."""
+    pairs: dict[str, dict[str, TensorEntry]] = {}
+    reasons = []
+    for entry in weights.entries:
+        path, part = _split_name(entry.name)
+        if part is None or path not in shapes:
+            reasons.append(f"{entry.name}: the base model has no such linear layer")
+        else:
+            pairs.setdefault(path, {})[part] = entry
+    modules = []
+    for path in sorted(pairs):
+        problem = _pair_problem(path, pairs[path], shapes[path], settings)
+        if problem:
+            reasons.append(problem)
+            continue
+        a, b = pairs[path]["A"], pairs[path]["B"]
+        modules.append(AdapterModule(path, a.shape[0], settings.scale(path), a, b))
+    return modules, reasons
+
+
+def _split_name(name: str) -> tuple[str, str | None]:
+    """A tensor name of PEFT as (module path, "A" or "B"), or (name, None)."""
+    for part in ("A", "B"):
+        suffix = f".lora_{part}.weight"
+        if name.startswith(_PREFIX) and name.endswith(suffix):
+            return name[len(_PREFIX) : -len(suffix)], part
+    return name, None
+
+
+def _pair_problem(
+    path: str, pair: dict[str, TensorEntry], shape: tuple[int, int], settings: AdapterConfig
+) -> str | None:
+    for part in ("A", "B"):
+        if part not in pair:
+            return f"{path}: lora_{part} is missing"
+    a, b = pair["A"], pair["B"]
+    out_features, in_features = shape
+    rank = settings.rank(path)
+    for entry, expected in ((a, (rank, in_features)), (b, (out_features, rank))):
+        if entry.shape != expected:
+            return (
+                f"{entry.name} has shape {list(entry.shape)}; the base model and a rank of "
+                f"{rank} ask for {list(expected)}"
+            )
+    return None
+
+
+def _digest(weights: SafetensorsFile, modules: list[AdapterModule]) -> str:
+    """SHA-256 of what is computed: each module's path, scale and tensors, length-prefixed."""
+    state = hashlib.sha256(DIGEST_FORMAT)
+    for piece in _canonical(weights, modules):
+        state.update(struct.pack("<Q", len(piece)))
+        state.update(piece)
+    return state.hexdigest()
+
+
+def _canonical(
+    weights: SafetensorsFile, modules: list[AdapterModule]
+) -> Iterator[bytes | memoryview]:
+    for module in modules:
+        yield module.path.encode()
+        yield struct.pack("<d", module.scale)
+        for entry in (module.a, module.b):
+            yield json.dumps([entry.dtype, *entry.shape]).encode()
+            yield weights.data(entry)

@@ -1,0 +1,108 @@
+"""Paged KV blocks: reference counts and the prefix cache. Numbers only; the KV lies in the runner.
+
+A full block is known by a hash chain over its tokens whose root says whose it is: tenant, base,
+adapter and KV dtype, by content. A block that nobody holds stays cached until it is needed: the
+least recently freed goes first, and a sequence's tail before its head.
+"""
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+
+HASH_FORMAT = b"manylora-kv-1"
+
+
+def chain_root(*, tenant: str, base_digest: str, adapter_digest: str | None, kv_dtype: str) -> bytes:
+    """SHA-256 over a length-prefixed, tagged tuple: unequal tuples have unequal bytes."""
+    adapter = ("adapter", adapter_digest) if adapter_digest else ("base", "")
+    parts = ("tenant", tenant, "model", base_digest, *adapter, "kv", kv_dtype)
+    return _digest(HASH_FORMAT, (part.encode() for part in parts))
+
+
+def chain_next(parent: bytes, token_ids: Sequence[int]) -> bytes:
+    """The hash of a full block after the block (or root) with hash `parent`."""
+    return _digest(parent, (token.to_bytes(8, "little") for token in token_ids))
+
+
+def _digest(head: bytes, parts: Iterable[bytes]) -> bytes:
+    state = hashlib.sha256(head)
+    for part in parts:
+        state.update(len(part).to_bytes(8, "little"))
+        state.update(part)
+    return state.digest()
+
+
+class BlockPool:
+    """Which blocks are held how often, and which free ones still hold a known prefix."""
+
+    def __init__(self, num_blocks: int, block_size: int, *, prefix_caching: bool) -> None:
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.prefix_caching = prefix_caching
+        self._references = [0] * num_blocks
+        self._hashes: list[bytes | None] = [None] * num_blocks
+        self._cached: dict[bytes, int] = {}
+        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    @property
+    def num_used(self) -> int:
+        return self.num_blocks - self.num_free
+
+    def find_prefix(self, hashes: Sequence[bytes]) -> list[int]:
+        """The longest run of cached blocks from the start of a chain; none is held yet."""
+        blocks = []
+        for block_hash in hashes:
+            block = self._cached.get(block_hash)
+            if block is None:
+                break
+            blocks.append(block)
+        return blocks
+
+    def count_free(self, blocks: Sequence[int]) -> int:
+        """How many of these cached blocks nobody holds: holding them uses up free ones."""
+        return sum(self._references[block] == 0 for block in blocks)
+
+    def hold(self, blocks: Sequence[int]) -> None:
+        """Hold cached blocks once more; free ones leave the free list."""
+        for block in blocks:
+            if self._references[block] == 0:
+                del self._free[block]
+            self._references[block] += 1
+
+    def allocate(self, count: int) -> list[int] | None:
+        """`count` blocks of unknown content, or None when there are not so many."""
+        if count > self.num_free:
+            return None
+        blocks = []
+        for _ in range(count):
+            block, _ = self._free.popitem(last=False)
+            self._forget(block)
+            self._references[block] = 1
+            blocks.append(block)
+        return blocks
+
+    def release(self, blocks: Sequence[int]) -> None:
+        """Let go of a sequence's blocks, given head first."""
+        for block in reversed(blocks):
+            assert self._references[block] > 0, f"block {block} let go more often than held"
+            self._references[block] -= 1
+            if self._references[block] == 0:
+                self._free[block] = None
+                if self._hashes[block] is None:
+                    self._free.move_to_end(block, last=False)
+
+    def remember(self, block: int, block_hash: bytes) -> None:
+        """Let a computed full block be found. The first block of a hash keeps it."""
+        if self.prefix_caching and self._hashes[block] is None and block_hash not in self._cached:
+            self._hashes[block] = block_hash
+            self._cached[block_hash] = block
+
+    def _forget(self, block: int) -> None:
+        block_hash = self._hashes[block]
+        if block_hash is not None:
+            del self._cached[block_hash]
+            self._hashes[block] = None

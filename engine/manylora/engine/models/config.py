@@ -1,0 +1,118 @@
+"""The geometry of a decoder, read from a Hugging Face `config.json`. Loads no torch."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from manylora.engine.errors import ModelError
+
+SUPPORTED = ("llama",)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecoderConfig:
+    """What the forward pass and the adapter check need to know of a model."""
+
+    model_type: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_size: int
+    max_positions: int
+    norm_eps: float
+    rope_theta: float
+    tied_embeddings: bool
+    dtype: str  # the dtype of the files: bfloat16, float16 or float32
+
+    @classmethod
+    def from_folder(cls, folder: Path) -> "DecoderConfig":
+        """Read `config.json`.
+
+        Raises:
+            ModelError: it is missing, unreadable, or of a model that is not supported.
+        """
+        path = folder / "config.json"
+        try:
+            raw = json.loads(path.read_text())
+        except (OSError, ValueError) as error:
+            raise ModelError(f"{path} cannot be read: {error}") from error
+        return cls.from_dict(raw)
+
+    @classmethod
+    def from_dict(cls, raw: dict[str, Any]) -> "DecoderConfig":
+        """Read the values of a `config.json`.
+
+        Raises:
+            ModelError: a value is missing, or says what is not supported.
+        """
+        _refuse_unsupported(raw)
+        try:
+            heads = raw["num_attention_heads"]
+            return cls(
+                model_type=raw["model_type"],
+                vocab_size=raw["vocab_size"],
+                hidden_size=raw["hidden_size"],
+                intermediate_size=raw["intermediate_size"],
+                num_layers=raw["num_hidden_layers"],
+                num_heads=heads,
+                num_kv_heads=raw.get("num_key_value_heads") or heads,
+                head_size=raw.get("head_dim") or raw["hidden_size"] // heads,
+                max_positions=raw["max_position_embeddings"],
+                norm_eps=raw["rms_norm_eps"],
+                rope_theta=_rope(raw).get("rope_theta", 10_000.0),
+                tied_embeddings=raw.get("tie_word_embeddings", False),
+                dtype=raw.get("dtype") or raw.get("torch_dtype") or "float32",
+            )
+        except KeyError as error:
+            raise ModelError(f"config.json lacks {error}") from error
+
+    def linear_shapes(self) -> dict[str, tuple[int, int]]:
+        """Every linear layer's (output, input) features by its Hugging Face module path."""
+        q = self.num_heads * self.head_size
+        kv = self.num_kv_heads * self.head_size
+        hidden, inner = self.hidden_size, self.intermediate_size
+        one_layer = {
+            "self_attn.q_proj": (q, hidden),
+            "self_attn.k_proj": (kv, hidden),
+            "self_attn.v_proj": (kv, hidden),
+            "self_attn.o_proj": (hidden, q),
+            "mlp.gate_proj": (inner, hidden),
+            "mlp.up_proj": (inner, hidden),
+            "mlp.down_proj": (hidden, inner),
+        }
+        return {
+            f"model.layers.{layer}.{module}": shape
+            for layer in range(self.num_layers)
+            for module, shape in one_layer.items()
+        }
+
+
+def _rope(raw: dict[str, Any]) -> dict[str, Any]:
+    """`rope_parameters` of transformers 5, or the flat keys of earlier files."""
+    if parameters := raw.get("rope_parameters"):
+        return dict(parameters)
+    scaling = raw.get("rope_scaling") or {}
+    return {"rope_theta": raw.get("rope_theta", 10_000.0), **scaling}
+
+
+def _refuse_unsupported(raw: dict[str, Any]) -> None:
+    model_type = raw.get("model_type")
+    if model_type not in SUPPORTED:
+        raise ModelError(
+            f"model_type {model_type!r} is not supported; supported: {', '.join(SUPPORTED)}"
+        )
+    rope = _rope(raw)
+    rope_type = rope.get("rope_type") or rope.get("type") or "default"
+    for name, value, supported in (
+        ("rope_type", rope_type, "default"),
+        ("hidden_act", raw.get("hidden_act", "silu"), "silu"),
+        ("attention_bias", raw.get("attention_bias", False), False),
+        ("mlp_bias", raw.get("mlp_bias", False), False),
+        ("quantization_config", raw.get("quantization_config"), None),
+    ):
+        if value != supported:
+            raise ModelError(f"config.json: {name} {value!r} is not supported")

@@ -1,0 +1,92 @@
+"""Logits to tokens, row by row: what a request draws depends on its seed and position alone."""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from manylora.engine.api import SamplingParams, TokenLogprob
+
+_NUCLEUS = 256  # enough candidates for most nuclei; else the whole vocabulary is sorted
+
+
+@dataclass(frozen=True, slots=True)
+class SampledToken:
+    """The token chosen for a sequence; None when its logits are not finite."""
+
+    token_id: int | None
+    logprob: TokenLogprob | None = None
+
+
+def sample(logits: Tensor, params: SamplingParams, *, seed: int, position: int) -> SampledToken:
+    """Choose one token.
+
+    Args:
+        logits: [V], float32 or float64, on the host.
+        seed: the request's.
+        position: index of the new token in its sequence.
+    """
+    if not bool(torch.isfinite(logits).all()):
+        return SampledToken(None)
+    if params.temperature == 0:
+        token = int(logits.argmax())
+    else:
+        token = _draw(logits, params, _uniform(seed, position))
+    if params.logprobs is None:
+        return SampledToken(token)
+    return SampledToken(token, _logprob(logits, token, params.logprobs))
+
+
+def _uniform(seed: int, position: int) -> float:
+    """The number in [0, 1) of this seed and position: Philox is a function of both, not a stream."""
+    generator = np.random.Philox(key=seed % (1 << 64), counter=position)
+    return float(np.random.Generator(generator).random())
+
+
+def _draw(logits: Tensor, params: SamplingParams, uniform: float) -> int:
+    """Inverse transform sampling over what temperature, top_k and top_p leave."""
+    weights = torch.softmax(logits.double() / params.temperature, dim=-1)
+    if params.top_k == 0 and params.top_p == 1:
+        return _inverse(weights, uniform)
+    kept, tokens = _nucleus(weights, params)
+    return int(tokens[_inverse(kept, uniform)])
+
+
+def _inverse(weights: Tensor, uniform: float) -> int:
+    """The first index whose cumulative weight exceeds `uniform` of the whole."""
+    cumulative = weights.cumsum(0)
+    index = int(torch.searchsorted(cumulative, uniform * cumulative[-1], right=True))
+    return min(index, len(weights) - 1)
+
+
+def _nucleus(weights: Tensor, params: SamplingParams) -> tuple[Tensor, Tensor]:
+    """The likeliest tokens: at most top_k, and of those the fewest that reach top_p
+    (Holtzman et al., arXiv 1904.09751)."""
+    sizes = (params.top_k,) if params.top_k else (_NUCLEUS, len(weights))
+    for size in (min(size, len(weights)) for size in sizes):
+        kept, tokens = _top(weights, size)
+        whole = kept.sum() if params.top_k else weights.sum()
+        before = kept.cumsum(0) - kept
+        count = int((before < params.top_p * whole).sum())
+        if count < size:
+            break
+    return kept[:count], tokens[:count]
+
+
+def _top(weights: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """The `size` greatest with their indices, greatest first, equals by index."""
+    values, indices = torch.topk(weights, size)
+    order = np.lexsort((indices.numpy(), -values.numpy()))
+    picked = torch.from_numpy(order)
+    return values[picked], indices[picked]
+
+
+def _logprob(logits: Tensor, token: int, num_top: int) -> TokenLogprob:
+    logprobs = torch.log_softmax(logits.double(), dim=-1)
+    values, indices = _top(logprobs, num_top) if num_top else (logprobs[:0], logprobs[:0])
+    top = tuple(zip(map(int, indices), map(float, values), strict=True))
+    value = float(logprobs[token])
+    assert math.isfinite(value)
+    return TokenLogprob(token, value, top)

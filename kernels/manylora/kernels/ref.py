@@ -1,0 +1,315 @@
+"""The `ref` backend: plain torch, the meaning of each op, the oracle and the fallback anywhere.
+
+torch's own matrix product is not batch invariant: `F.linear` gives a row other bits at one row
+than at two. Here every call that mixes numbers of a row has one fixed shape: products and
+elementwise functions run on tiles of `ROW_TILE` rows, attention on groups of `GROUP_TILES` tiles
+of `QUERY_TILE` rows over key chunks of one fixed length in ascending order with a running softmax
+(Milakov and Gimelshein, arXiv 1805.02867). Zeros pad what is missing.
+
+What is left to the libraries below torch is that a row's bits do not depend on where in a tile it
+stands. oneMKL promises that, whatever the threads and the alignment, only in its strict
+reproducible mode, so that is switched on before its first call.
+"""
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F  # noqa: N812 -- its usual name
+from torch import Tensor
+
+from manylora.kernels.surface import (
+    KVShape,
+    LoraSlice,
+    RowSpan,
+    Site,
+    accumulator_dtype,
+)
+
+os.environ.setdefault("MKL_CBWR", "AVX2,STRICT")
+
+ROW_TILE = 32  # rows of one product
+QUERY_TILE = 8  # query rows of one sequence in one attention tile
+GROUP_TILES = 8  # attention tiles computed together
+KEY_CHUNK = 128  # keys of one attention step, rounded up to whole blocks
+
+
+@dataclass(frozen=True, slots=True)
+class ReferenceWeight:
+    """[N, M], as it is."""
+
+    weight: Tensor
+
+    @property
+    def out_features(self) -> int:
+        return self.weight.shape[0]
+
+
+@dataclass(frozen=True, slots=True)
+class ReferenceAdapter:
+    """The slices of each site, as they are."""
+
+    sites: dict[Site, list[LoraSlice]]
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(s.a.nbytes + s.b.nbytes for slices in self.sites.values() for s in slices)
+
+
+@dataclass(frozen=True, slots=True)
+class ReferenceLoraPlan:
+    """Each adapter of the step with its rows [n] int64."""
+
+    segments: tuple[tuple[ReferenceAdapter, Tensor], ...]
+
+
+class ReferenceKVCache:
+    """Keys and values, each [layers, blocks, block size, K, D]."""
+
+    def __init__(self, shape: KVShape, num_blocks: int, dtype: torch.dtype, device: str) -> None:
+        size = (
+            shape.num_layers,
+            num_blocks,
+            shape.block_size,
+            shape.num_kv_heads,
+            shape.head_size,
+        )
+        self.keys = torch.zeros(size, dtype=dtype, device=device)
+        self.values = torch.zeros(size, dtype=dtype, device=device)
+
+    @property
+    def num_blocks(self) -> int:
+        return self.keys.shape[1]
+
+
+@dataclass(frozen=True, slots=True)
+class _TileGroup:
+    """`GROUP_TILES` attention tiles; missing rows have position -1."""
+
+    rows: Tensor  # [G, QUERY_TILE] int64 into q; 0 where missing
+    positions: Tensor  # [G, QUERY_TILE] int64
+    blocks: Tensor  # [G, chunks * blocks per chunk] int64; 0 where missing
+    num_chunks: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReferenceAttentionPlan:
+    groups: tuple[_TileGroup, ...]
+    chunk: int  # keys
+
+
+class ReferenceBackend:
+    """See `surface.Backend` for every op's contract."""
+
+    name = "ref"
+    row_multiple = ROW_TILE
+
+    def __init__(self, device: str) -> None:
+        self._device = device
+
+    def pack_weight(self, weight: Tensor) -> ReferenceWeight:
+        return ReferenceWeight(weight.to(self._device).contiguous())
+
+    def pack_adapter(self, sites: dict[Site, list[LoraSlice]]) -> ReferenceAdapter:
+        return ReferenceAdapter(
+            {
+                site: [
+                    LoraSlice(s.start, s.a.to(self._device), s.b.to(self._device), s.scale)
+                    for s in slices
+                ]
+                for site, slices in sites.items()
+            }
+        )
+
+    def new_kv_cache(
+        self, shape: KVShape, num_blocks: int, dtype: torch.dtype
+    ) -> ReferenceKVCache:
+        return ReferenceKVCache(shape, num_blocks, dtype, self._device)
+
+    def plan_lora(
+        self, spans: Sequence[tuple[int, int, ReferenceAdapter | None]]
+    ) -> ReferenceLoraPlan:
+        rows: dict[int, list[int]] = {}
+        adapters: dict[int, ReferenceAdapter] = {}
+        for first, count, adapter in spans:
+            if adapter is not None:
+                adapters[id(adapter)] = adapter
+                rows.setdefault(id(adapter), []).extend(range(first, first + count))
+        return ReferenceLoraPlan(
+            tuple(
+                (adapters[key], torch.tensor(index, device=self._device))
+                for key, index in rows.items()
+            )
+        )
+
+    def plan_attention(
+        self, spans: Sequence[RowSpan], block_size: int
+    ) -> ReferenceAttentionPlan:
+        blocks_per_chunk = -(-KEY_CHUNK // block_size)
+        chunk = blocks_per_chunk * block_size
+        tiles = [
+            (span, offset)
+            for span in spans
+            for offset in range(0, span.num_rows, QUERY_TILE)
+        ]
+        groups = [
+            _tile_group(tiles[i : i + GROUP_TILES], chunk, blocks_per_chunk, self._device)
+            for i in range(0, len(tiles), GROUP_TILES)
+        ]
+        return ReferenceAttentionPlan(tuple(groups), chunk)
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        scale = weight.to(x.dtype)
+
+        def norm(tile: Tensor) -> Tensor:
+            mean_square = tile.square().mean(dim=-1, keepdim=True)
+            return (tile * torch.rsqrt(mean_square + eps) * scale).to(weight.dtype)
+
+        return _by_row_tile(norm, x)
+
+    def linear(self, x: Tensor, weight: ReferenceWeight) -> Tensor:
+        return _product(x, weight.weight).to(accumulator_dtype(x.dtype))
+
+    def linear_add_(
+        self,
+        residual: Tensor,
+        x: Tensor,
+        weight: ReferenceWeight,
+        site: Site,
+        lora: ReferenceLoraPlan,
+    ) -> None:
+        residual += self._adapted_linear(x, weight, site, lora)
+
+    def qkv_rope_write_kv(
+        self,
+        x: Tensor,
+        weight: ReferenceWeight,
+        site: Site,
+        lora: ReferenceLoraPlan,
+        cos_sin: Tensor,
+        kv: ReferenceKVCache,
+        slot_mapping: Tensor,
+    ) -> Tensor:
+        layer = site[0]
+        kv_heads, head_size = kv.keys.shape[-2:]
+        heads = self._adapted_linear(x, weight, site, lora).view(len(x), -1, head_size)
+        cos, sin = (part.unsqueeze(1) for part in cos_sin.chunk(2, dim=-1))
+        first, second = heads[:, : -2 * kv_heads], heads[:, -2 * kv_heads : -kv_heads]
+        q = _rotate(first, cos, sin).to(x.dtype)
+        k = _rotate(second, cos, sin).to(x.dtype)
+        v = heads[:, -kv_heads:].to(x.dtype)
+        true_rows = len(slot_mapping)
+        kv.keys[layer].view(-1, kv_heads, head_size)[slot_mapping] = k[:true_rows]
+        kv.values[layer].view(-1, kv_heads, head_size)[slot_mapping] = v[:true_rows]
+        return q
+
+    def attention(
+        self, q: Tensor, kv: ReferenceKVCache, layer: int, plan: ReferenceAttentionPlan
+    ) -> Tensor:
+        out = torch.zeros_like(q)
+        for group in plan.groups:
+            result = _group_attention(q, kv.keys[layer], kv.values[layer], group, plan.chunk)
+            present = group.positions >= 0
+            out[group.rows[present]] = result[present].to(q.dtype)
+        return out.flatten(1)
+
+    def gate_up_silu_mul(
+        self, x: Tensor, weight: ReferenceWeight, site: Site, lora: ReferenceLoraPlan
+    ) -> Tensor:
+        def silu_mul(tile: Tensor) -> Tensor:
+            gate, up = tile.chunk(2, dim=-1)
+            return (F.silu(gate) * up).to(x.dtype)
+
+        return _by_row_tile(silu_mul, self._adapted_linear(x, weight, site, lora))
+
+    def _adapted_linear(
+        self, x: Tensor, weight: ReferenceWeight, site: Site, lora: ReferenceLoraPlan
+    ) -> Tensor:
+        """`x @ weight.T` plus each row's low-rank update; [T, N] in the accumulator dtype."""
+        y = self.linear(x, weight)
+        for adapter, rows in lora.segments:
+            slices = adapter.sites.get(site)
+            if slices is None:
+                continue
+            padded = -(-len(rows) // ROW_TILE) * ROW_TILE
+            own = x.new_zeros(padded, x.shape[1])
+            own[: len(rows)] = x[rows]
+            for piece in slices:
+                update = _product(_product(own, piece.a), piece.b)[: len(rows)]
+                stop = piece.start + piece.b.shape[0]
+                y[rows, piece.start : stop] += piece.scale * update.to(y.dtype)
+        return y
+
+
+def _by_row_tile(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    assert x.shape[0] % ROW_TILE == 0
+    return torch.cat([function(tile) for tile in x.split(ROW_TILE)])
+
+
+def _product(x: Tensor, weight: Tensor) -> Tensor:
+    return _by_row_tile(lambda tile: F.linear(tile, weight), x)
+
+
+def _rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    first, second = heads.chunk(2, dim=-1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+
+
+def _tile_group(
+    tiles: Sequence[tuple[RowSpan, int]], chunk: int, blocks_per_chunk: int, device: str
+) -> _TileGroup:
+    last_key = max(s.first_position + min(s.num_rows, o + QUERY_TILE) for s, o in tiles)
+    num_chunks = -(-last_key // chunk)
+    rows = torch.zeros(GROUP_TILES, QUERY_TILE, dtype=torch.int64)
+    positions = torch.full((GROUP_TILES, QUERY_TILE), -1)
+    blocks = torch.zeros(GROUP_TILES, num_chunks * blocks_per_chunk, dtype=torch.int64)
+    for i, (span, offset) in enumerate(tiles):
+        count = min(QUERY_TILE, span.num_rows - offset)
+        rows[i, :count] = span.first_row + offset + torch.arange(count)
+        positions[i, :count] = span.first_position + offset + torch.arange(count)
+        table = torch.tensor(span.block_table[: blocks.shape[1]])
+        blocks[i, : len(table)] = table
+    return _TileGroup(rows.to(device), positions.to(device), blocks.to(device), num_chunks)
+
+
+def _group_attention(
+    q: Tensor, keys: Tensor, values: Tensor, group: _TileGroup, chunk: int
+) -> Tensor:
+    """Attention of one group: [G, QUERY_TILE, Q, D] in the accumulator dtype."""
+    dtype = accumulator_dtype(q.dtype)
+    tiles, rows = group.rows.shape
+    kv_heads, size = keys.shape[-2:]
+    share = q.shape[1] // kv_heads  # query heads of one KV head
+    queries = q[group.rows].to(dtype).view(tiles, rows, kv_heads, share, size)
+    queries = queries.permute(0, 2, 3, 1, 4).reshape(tiles, kv_heads, share * rows, size)
+    queries = queries * size**-0.5
+    position = group.positions.repeat(1, share).view(tiles, 1, share * rows, 1)
+    last = group.positions.max(dim=1).values.view(tiles, 1, 1, 1)
+    top = queries.new_full((tiles, kv_heads, share * rows, 1), -torch.inf)
+    total = torch.zeros_like(top)
+    sums = torch.zeros_like(queries)
+    per_chunk = chunk // keys.shape[1]
+    for i in range(group.num_chunks):
+        blocks = group.blocks[:, i * per_chunk : (i + 1) * per_chunk]
+        key = torch.arange(i * chunk, (i + 1) * chunk, device=q.device)
+        k = _gather(keys, blocks, dtype)
+        v = _gather(values, blocks, dtype)
+        # A block's unwritten positions may hold anything; zero times that must be zero.
+        v = torch.where(key.view(1, 1, chunk, 1) <= last, v, 0)
+        scores = queries @ k.transpose(-1, -2)
+        scores = torch.where(key <= position, scores, -torch.inf)
+        new_top = torch.maximum(top, scores.amax(dim=-1, keepdim=True))
+        safe_top = torch.where(new_top.isinf(), 0, new_top)
+        weights = torch.exp(scores - safe_top)
+        decay = torch.exp(top - safe_top)
+        total = total * decay + weights.sum(dim=-1, keepdim=True)
+        sums = sums * decay + weights @ v
+        top = new_top
+    result = sums / torch.where(total == 0, 1, total)
+    return result.view(tiles, kv_heads, share, rows, size).permute(0, 3, 1, 2, 4).flatten(2, 3)
+
+
+def _gather(cache: Tensor, blocks: Tensor, dtype: torch.dtype) -> Tensor:
+    """The blocks' keys or values as [G, K, chunk, D]."""
+    return cache[blocks].flatten(1, 2).transpose(1, 2).to(dtype)
