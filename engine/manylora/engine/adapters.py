@@ -1,4 +1,4 @@
-"""Adapters in host memory: loaded off the engine thread, kept by digest, least recently used out."""
+"""Adapters in host memory by digest, loaded off the engine thread, least recently used out."""
 
 from collections import OrderedDict
 from collections.abc import Collection, Mapping
@@ -6,6 +6,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+import structlog
 import torch
 from torch import Tensor
 
@@ -14,6 +15,8 @@ from manylora.engine.api import AdapterInfo
 from manylora.engine.errors import AdapterError, AdapterNotFoundError
 from manylora.engine.models.config import DecoderConfig
 from manylora.engine.safetensors_file import SafetensorsFile, TensorEntry
+
+logger = structlog.get_logger(__name__)
 
 _DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
@@ -99,30 +102,42 @@ class AdapterCache:
     def drop(self, digest: str) -> None:
         self._loaded.pop(digest, None)
 
-    def begin_load(self, digest: str) -> None:
+    @property
+    def is_loading(self) -> bool:
+        return bool(self._loading)
+
+    def begin_load(self, digest: str) -> Future[AdapterWeights]:
         """Start loading an adapter of the store unless it is loaded or on its way.
+
+        Returns:
+            A future of its weights; it may raise AdapterError.
 
         Raises:
             AdapterNotFoundError: the store has no such folder.
         """
-        if digest in self._loaded or digest in self._loading:
-            return
-        folder = None if self._store is None else self._store / digest
-        if folder is None or not folder.is_dir():
-            raise AdapterNotFoundError(digest)
-        self._loading[digest] = self._worker.submit(self._load, digest, folder)
+        if digest in self._loaded:
+            done: Future[AdapterWeights] = Future()
+            done.set_result(self.get(digest))
+            return done
+        if digest not in self._loading:
+            folder = None if self._store is None else self._store / digest
+            if folder is None or not folder.is_dir():
+                raise AdapterNotFoundError(digest)
+            self._loading[digest] = self._worker.submit(self._load, digest, folder)
+        return self._loading[digest]
 
-    def finish_loads(self) -> dict[str, AdapterError | None]:
-        """Take over what the worker has finished: each digest with its error or None."""
-        finished: dict[str, AdapterError | None] = {}
+    def finish_loads(self) -> dict[str, AdapterError]:
+        """Take over what the worker has loaded; the errors of what it could not, by digest."""
+        errors: dict[str, AdapterError] = {}
         for digest in [d for d, future in self._loading.items() if future.done()]:
-            error = (future := self._loading.pop(digest)).exception()
+            future = self._loading.pop(digest)
+            error = future.exception()
             if error is None:
                 self.put(future.result())
-            elif not isinstance(error, AdapterError):
-                error = AdapterError([f"the adapter could not be read: {type(error).__name__}"])
-            finished[digest] = error
-        return finished
+            else:
+                assert isinstance(error, AdapterError)
+                errors[digest] = error
+        return errors
 
     def evict(self, in_use: Collection[str]) -> None:
         """Bring the cache back to its size; adapters of queued or running sequences stay."""
@@ -135,9 +150,15 @@ class AdapterCache:
         self._worker.shutdown(wait=False, cancel_futures=True)
 
     def _load(self, digest: str, folder: Path) -> AdapterWeights:
-        weights = load_adapter(folder, self._config, max_lora_rank=self._max_lora_rank)
+        try:
+            weights = load_adapter(folder, self._config, max_lora_rank=self._max_lora_rank)
+        except AdapterError:
+            raise
+        except Exception as error:
+            logger.exception("adapter_unreadable", digest=digest)
+            raise AdapterError(
+                [f"the adapter could not be read: {type(error).__name__}"]
+            ) from error
         if weights.digest != digest:
             raise AdapterError([f"the store's folder {digest} holds adapter {weights.digest}"])
         return weights
-
-

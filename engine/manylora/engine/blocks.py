@@ -12,7 +12,9 @@ from collections.abc import Iterable, Sequence
 HASH_FORMAT = b"manylora-kv-1"
 
 
-def chain_root(*, tenant: str, base_digest: str, adapter_digest: str | None, kv_dtype: str) -> bytes:
+def chain_root(
+    *, tenant: str, base_digest: str, adapter_digest: str | None, kv_dtype: str
+) -> bytes:
     """SHA-256 over a length-prefixed, tagged tuple: unequal tuples have unequal bytes."""
     adapter = ("adapter", adapter_digest) if adapter_digest else ("base", "")
     parts = ("tenant", tenant, "model", base_digest, *adapter, "kv", kv_dtype)

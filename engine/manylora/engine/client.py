@@ -18,9 +18,9 @@ class EngineClient(Protocol):
 
         Raises:
             InvalidRequestError: it can never be served (too long, unknown token id).
-            AdapterNotFoundError, AdapterError: its adapter is missing or does not load.
+            AdapterNotFoundError: its adapter is not in the store.
             EngineOverloadedError: the queue is full.
-            RequestFailedError: the engine gave this request up after it began.
+            RequestFailedError: its adapter does not load, or the engine gave it up later.
         """
         ...
 

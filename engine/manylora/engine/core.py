@@ -13,7 +13,6 @@ from torch import Tensor
 
 from manylora.engine.adapters import AdapterCache
 from manylora.engine.api import (
-    AdapterInfo,
     EngineInfo,
     EngineStats,
     FinishReason,
@@ -70,7 +69,13 @@ class EngineCore:
 
     @property
     def has_work(self) -> bool:
-        return bool(self._sequences)
+        return bool(self._sequences) or self.adapters.is_loading
+
+    @property
+    def step_age_seconds(self) -> float:
+        """How long the step that runs now has run; 0 between steps. Safe from any thread."""
+        began = self._step_began
+        return 0.0 if began is None else self._clock() - began
 
     def add(self, request: Request) -> None:
         """Queue a request.
@@ -89,9 +94,7 @@ class EngineCore:
             token_ids=list(request.prompt_token_ids),
             arrival_time=self._clock(),
             detokenizer=(
-                self.text.detokenizer(request.prompt_token_ids)
-                if self.text.has_tokenizer
-                else None
+                self.text.detokenizer(request.prompt_token_ids) if self.text.has_tokenizer else None
             ),
             stops=StopMatcher(stop) if stop else None,
         )
@@ -120,15 +123,6 @@ class EngineCore:
         self._step_began = None
         return outputs
 
-    def load_adapter(self, digest: str) -> AdapterInfo | None:
-        """Begin to load an adapter of the store; its info once it is there, else None.
-
-        Raises:
-            AdapterNotFoundError: it is not in the store.
-        """
-        self.adapters.begin_load(digest)
-        return self.adapters.get(digest).info if self.adapters.is_loaded(digest) else None
-
     def unload_adapter(self, digest: str) -> None:
         """Drop an adapter from its slot and from host memory unless a sequence needs it."""
         if any(sequence.digest == digest for sequence in self._sequences.values()):
@@ -139,7 +133,7 @@ class EngineCore:
         self.adapters.drop(digest)
 
     def stats(self) -> EngineStats:
-        blocks, slots, now = self.scheduler.blocks, self.scheduler.slots, self._clock()
+        blocks, slots = self.scheduler.blocks, self.scheduler.slots
         return EngineStats(
             num_running=len(self.scheduler.running),
             num_waiting=len(self.scheduler.waiting),
@@ -149,8 +143,8 @@ class EngineCore:
             num_preemptions=self._num_preemptions,
             prompt_tokens=self._prompt_tokens,
             output_tokens=self._output_tokens,
-            uptime_seconds=now - self._started,
-            step_age_seconds=0.0 if self._step_began is None else now - self._step_began,
+            uptime_seconds=self._clock() - self._started,
+            step_age_seconds=self.step_age_seconds,
             slots=tuple(
                 SlotStats(
                     slot=index,
@@ -198,11 +192,9 @@ class EngineCore:
         """End the requests whose adapter turned out not to load."""
         outputs = []
         for digest, error in self.adapters.finish_loads().items():
-            if error is None:
-                continue
             logger.warning("adapter_load_failed", digest=digest, reasons=error.reasons)
-            for sequence in [s for s in self._sequences.values() if s.digest == digest]:
-                outputs.append(self._end(sequence, FinishReason.ERROR, error=str(error)))
+            hit = [s for s in self._sequences.values() if s.digest == digest]
+            outputs += [self._end(s, FinishReason.ERROR, error=str(error)) for s in hit]
         return outputs
 
     def _count(self, batch: ScheduledBatch) -> None:
@@ -225,9 +217,7 @@ class EngineCore:
         """Count the step's tokens as computed and give each sampling sequence its token."""
         sampling = [entry.sequence for entry in batch.entries if entry.samples]
         self.scheduler.advance(batch)
-        return [
-            self._accept(sequence, row) for sequence, row in zip(sampling, logits, strict=True)
-        ]
+        return [self._accept(sequence, row) for sequence, row in zip(sampling, logits, strict=True)]
 
     def _accept(self, sequence: Sequence, logits: Tensor) -> RequestOutput:
         params = sequence.request.params
@@ -245,9 +235,7 @@ class EngineCore:
         if sequence.first_token_time is None:
             sequence.first_token_time = self._clock()
         self._output_tokens += 1
-        output = accept_token(
-            sequence, sampled, self.text.eos_token_ids, self.info.max_model_len
-        )
+        output = accept_token(sequence, sampled, self.text.eos_token_ids, self.info.max_model_len)
         if output.finish_reason is not None:
             self._forget(sequence)
         return replace(output, metrics=self._metrics(sequence))

@@ -44,7 +44,7 @@ class GenerationResult:
 
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
-    metrics: RequestMetrics = RequestMetrics()
+    metrics: RequestMetrics = field(default_factory=RequestMetrics)
     num_cached_tokens: int = 0
 
 

@@ -40,7 +40,7 @@ def sample(logits: Tensor, params: SamplingParams, *, seed: int, position: int) 
 
 
 def _uniform(seed: int, position: int) -> float:
-    """The number in [0, 1) of this seed and position: Philox is a function of both, not a stream."""
+    """The number in [0, 1) of this seed and position: Philox is a function of both."""
     generator = np.random.Philox(key=seed % (1 << 64), counter=position)
     return float(np.random.Generator(generator).random())
 

@@ -6,6 +6,7 @@ R rank of an adapter, N and M output and input features of a linear layer.
 """
 
 import os
+from typing import cast
 
 from manylora.kernels.surface import Backend
 
@@ -21,4 +22,5 @@ def load_backend(device: str) -> Backend:
         raise ValueError(f"MANYLORA_KERNELS={name} is not a kernel backend; there is: ref")
     from manylora.kernels.ref import ReferenceBackend  # loads torch
 
-    return ReferenceBackend(device)
+    # A backend is only ever handed the opaque layouts that it made itself.
+    return cast(Backend, ReferenceBackend(device))

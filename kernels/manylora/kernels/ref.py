@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F  # noqa: N812 -- its usual name
+import torch.nn.functional as F
 from torch import Tensor
 
 from manylora.kernels.surface import (
@@ -122,9 +122,7 @@ class ReferenceBackend:
             }
         )
 
-    def new_kv_cache(
-        self, shape: KVShape, num_blocks: int, dtype: torch.dtype
-    ) -> ReferenceKVCache:
+    def new_kv_cache(self, shape: KVShape, num_blocks: int, dtype: torch.dtype) -> ReferenceKVCache:
         return ReferenceKVCache(shape, num_blocks, dtype, self._device)
 
     def plan_lora(
@@ -143,16 +141,10 @@ class ReferenceBackend:
             )
         )
 
-    def plan_attention(
-        self, spans: Sequence[RowSpan], block_size: int
-    ) -> ReferenceAttentionPlan:
+    def plan_attention(self, spans: Sequence[RowSpan], block_size: int) -> ReferenceAttentionPlan:
         blocks_per_chunk = -(-KEY_CHUNK // block_size)
         chunk = blocks_per_chunk * block_size
-        tiles = [
-            (span, offset)
-            for span in spans
-            for offset in range(0, span.num_rows, QUERY_TILE)
-        ]
+        tiles = [(span, offset) for span in spans for offset in range(0, span.num_rows, QUERY_TILE)]
         groups = [
             _tile_group(tiles[i : i + GROUP_TILES], chunk, blocks_per_chunk, self._device)
             for i in range(0, len(tiles), GROUP_TILES)
@@ -244,7 +236,7 @@ class ReferenceBackend:
 
 def _by_row_tile(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     assert x.shape[0] % ROW_TILE == 0
-    return torch.cat([function(tile) for tile in x.split(ROW_TILE)])
+    return torch.cat([function(tile) for tile in torch.split(x, ROW_TILE)])
 
 
 def _product(x: Tensor, weight: Tensor) -> Tensor:

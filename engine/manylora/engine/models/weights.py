@@ -23,7 +23,8 @@ def open_weights(folder: Path, dtype: torch.dtype) -> Callable[[str], Tensor]:
         if name not in files:
             raise ModelError(f"{folder} has no tensor {name}")
         with safe_open(files[name], framework="pt") as file:
-            return file.get_tensor(name).to(dtype)
+            tensor: Tensor = file.get_tensor(name)
+        return tensor.to(dtype)
 
     return read
 

@@ -11,9 +11,6 @@ from collections.abc import Sequence
 from tokenizers import Tokenizer
 
 REPLACEMENT = "\ufffd"
-# Byte-level decoders show the bytes of an unfinished character as one replacement character,
-# byte-fallback decoders as one for each byte, and UTF-8 leaves at most three bytes open.
-MAX_OPEN_CHARACTERS = 3
 # Enough to hold any unfinished character at the prompt's end and the id before it.
 PROMPT_CONTEXT_TOKENS = 8
 
@@ -80,11 +77,12 @@ class Detokenizer:
 
 
 def _open_length(text: str) -> int:
-    """How many characters at the end of `text` may still turn into another character."""
-    length = 0
-    while length < min(MAX_OPEN_CHARACTERS, len(text)) and text[-1 - length] == REPLACEMENT:
-        length += 1
-    return length
+    """How many characters at the end of `text` may still turn into another one.
+
+    Byte-level decoders show an unfinished character as one replacement character, byte-fallback
+    decoders show all the bytes of a run, finished characters too, as one each.
+    """
+    return len(text) - len(text.rstrip(REPLACEMENT))
 
 
 def _common_length(one: str, other: str) -> int:
