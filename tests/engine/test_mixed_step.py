@@ -1,0 +1,39 @@
+"""One forward call really holds several adapters, a prefill chunk and a decode."""
+
+from pathlib import Path
+
+from manylora.engine import SamplingParams
+from manylora.engine.api import Request
+from support.engine import make_llm
+
+
+def test_one_step_holds_three_adapters_a_prefill_chunk_and_a_decode(
+    tiny_model: Path, tiny_adapters: dict[str, Path]
+) -> None:
+    params = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
+    with make_llm(tiny_model, max_num_batched_tokens=16) as llm:
+        adapters = [llm.load_adapter(folder) for folder in tiny_adapters.values()]
+        for index, (adapter, length) in enumerate(zip(adapters, (3, 5, 60), strict=True)):
+            llm.core.add(
+                Request(
+                    request_id=str(index),
+                    prompt_token_ids=tuple(range(length)),
+                    params=params,
+                    tenant="t",
+                    adapter=adapter.ref,
+                )
+            )
+        while llm.core.has_work:
+            llm.core.step()
+
+        mixed = [
+            step
+            for step in llm.core.trace
+            if {rows.digest for rows in step.rows} == {a.digest for a in adapters}
+            and any(rows.is_prefill and rows.num_tokens > 1 for rows in step.rows)
+            and any(not rows.is_prefill for rows in step.rows)
+        ]
+
+    assert mixed
+    assert all(sum(rows.num_tokens for rows in step.rows) <= 16 for step in mixed)
+    assert len({rows.slot for rows in mixed[0].rows}) == 3
