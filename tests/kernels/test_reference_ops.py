@@ -52,10 +52,8 @@ def test_a_linear_layer_adds_each_rows_own_adapter_to_its_slice(
     site = (0, "o")
     packed = [backend.pack_adapter({site: [piece]}) for piece in (small, large)]
     elsewhere = backend.pack_adapter({(1, "o"): [large]})
-    plan = backend.plan_lora(
-        [(0, 5, packed[0]), (5, 20, None), (25, 10, packed[1]), (35, 3, packed[0])]
-        + [(38, 2, elsewhere)]
-    )
+    mine = [(0, 5, packed[0]), (5, 20, None), (25, 10, packed[1]), (35, 3, packed[0])]
+    plan = backend.plan_lora([*mine, (38, 2, elsewhere)])
 
     y = residual.clone()
     backend.linear_add_(y, x, backend.pack_weight(weight), site, plan)
