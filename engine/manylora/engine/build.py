@@ -57,7 +57,7 @@ def _build_runner(
 ) -> ModelRunner:
     return ModelRunner(
         model,
-        open_weights(source.folder, getattr(torch, dtype)),
+        open_weights(source.folder, getattr(torch, dtype), config.device),
         device=config.device,
         block_size=config.block_size,
         num_kv_blocks=config.num_kv_blocks,

@@ -32,7 +32,7 @@ class Decoder:
         """Load every weight once.
 
         Args:
-            read: from a Hugging Face tensor name to the tensor, in the model's dtype.
+            read: from a Hugging Face tensor name to the tensor, in the model's dtype and on its device.
         """
         self.config = config
         self._ops = backend
@@ -42,7 +42,9 @@ class Decoder:
         head = self._embedding if config.tied_embeddings else read("lm_head.weight")
         self._head = backend.pack_weight(head)
         self.dtype = self._embedding.dtype
-        self._cos_sin = rotary_table(config, max_model_len).to(accumulator_dtype(self.dtype))
+        self._cos_sin = rotary_table(config, max_model_len).to(
+            self._embedding.device, accumulator_dtype(self.dtype)
+        )
 
     def kv_shape(self, block_size: int) -> KVShape:
         return KVShape(

@@ -71,7 +71,7 @@ def resolve_model(
     path = Path(model).expanduser()
     if model == "demo":
         folder, name = _demo_folder(cache, progress), DEMO_NAME
-    elif path.is_dir():
+    elif model and path.is_dir():
         folder, name = path, path.resolve().name
     elif path.is_file():
         folder, name = _gguf_folder(path, cache, progress), path.stem

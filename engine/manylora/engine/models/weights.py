@@ -11,8 +11,8 @@ from torch import Tensor
 from manylora.engine.errors import ModelError
 
 
-def open_weights(folder: Path, dtype: torch.dtype) -> Callable[[str], Tensor]:
-    """A function from tensor name to tensor in `dtype`; the files are read lazily.
+def open_weights(folder: Path, dtype: torch.dtype, device: str) -> Callable[[str], Tensor]:
+    """A function from tensor name to tensor in `dtype` on a device; the files are read lazily.
 
     Raises:
         ModelError: there is no safetensors file, or (from the function) no such tensor.
@@ -24,7 +24,7 @@ def open_weights(folder: Path, dtype: torch.dtype) -> Callable[[str], Tensor]:
             raise ModelError(f"{folder} has no tensor {name}")
         with safe_open(files[name], framework="pt") as file:
             tensor: Tensor = file.get_tensor(name)
-        return tensor.to(dtype)
+        return tensor.to(device, dtype)
 
     return read
 
