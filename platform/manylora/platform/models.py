@@ -191,6 +191,7 @@ class UsageRecord(Base):
         CheckConstraint("cached_tokens <= prompt_tokens", name="cached"),
         CheckConstraint("delivered_tokens <= completion_tokens", name="delivered"),
         Index(None, "tenant_id", "occurred_at", "id"),
+        Index(None, "occurred_at", "id"),
     )
 
     id: Mapped[str] = mapped_column(String(40), primary_key=True)

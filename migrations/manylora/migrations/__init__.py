@@ -1,0 +1,1 @@
+"""The database's history as Alembic revisions. Data, not code: it never imports the models."""

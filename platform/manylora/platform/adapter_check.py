@@ -1,0 +1,106 @@
+"""The check of an untrusted adapter, in a short-lived child process with limits."""
+
+import asyncio
+import json
+import sys
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+log = structlog.get_logger(__name__)
+
+TIMEOUT_SECONDS = 60.0
+MEMORY_LIMIT_BYTES = 8 << 30
+_ACCEPTED, _REFUSED = 0, 1
+_MAX_REASONS = 20  # a refusal answers in kilobytes, whatever was uploaded
+_MAX_REASON_LENGTH = 300
+
+
+@dataclass(frozen=True, slots=True)
+class CheckResult:
+    """What the check found."""
+
+    accepted: bool
+    digest: str | None
+    reasons: tuple[str, ...]
+    report: dict[str, Any]
+
+
+AdapterChecker = Callable[[Path], Awaitable[CheckResult]]
+
+
+class ChildProcessCheck:
+    """Runs `manylora check-adapter` on a folder, one at a time."""
+
+    def __init__(self, model_folder: Path, *, max_lora_rank: int) -> None:
+        self._model_folder = model_folder
+        self._max_lora_rank = max_lora_rank
+        self._turn = asyncio.Semaphore(1)
+
+    async def __call__(self, folder: Path) -> CheckResult:
+        async with self._turn:
+            return await self._check(folder)
+
+    async def _check(self, folder: Path) -> CheckResult:
+        process = await asyncio.create_subprocess_exec(
+            *self._command(folder),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        try:
+            out, err = await asyncio.wait_for(process.communicate(), TIMEOUT_SECONDS)
+        except TimeoutError:
+            return _refusal(f"the check took longer than {TIMEOUT_SECONDS:.0f} s")
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+        result = _parse(out) if process.returncode in (_ACCEPTED, _REFUSED) else None
+        if result is None:
+            ending = err.decode(errors="replace")[-2000:]
+            log.error("adapter_check_died", returncode=process.returncode, stderr=ending)
+            return _refusal("the check could not finish within its limits")
+        return result
+
+    def _command(self, folder: Path) -> list[str]:
+        return [
+            sys.executable,
+            "-m",
+            "manylora",
+            "check-adapter",
+            str(folder),
+            "--model",
+            str(self._model_folder),
+            "--max-lora-rank",
+            str(self._max_lora_rank),
+            "--memory-limit-bytes",
+            str(MEMORY_LIMIT_BYTES),
+        ]
+
+
+def _refusal(reason: str) -> CheckResult:
+    return CheckResult(accepted=False, digest=None, reasons=(reason,), report={})
+
+
+def _parse(out: bytes) -> CheckResult | None:
+    """What the child said; None: it died of an error, which exits as a refusal does."""
+    try:
+        found = json.loads(out)
+    except ValueError:
+        return None
+    return CheckResult(
+        accepted=found["accepted"],
+        digest=found["digest"],
+        reasons=tuple(_short(reason) for reason in found["reasons"][:_MAX_REASONS]),
+        report=found["report"],
+    )
+
+
+def _short(reason: str) -> str:
+    if len(reason) <= _MAX_REASON_LENGTH:
+        return reason
+    return reason[: _MAX_REASON_LENGTH - 1] + "…"

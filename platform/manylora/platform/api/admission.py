@@ -1,0 +1,119 @@
+"""From a checked body to an engine request: the route, the prompt's tokens, the room left."""
+
+from collections.abc import Callable, Sequence
+
+from anyio.to_thread import run_sync
+from fastapi import Request as HttpRequest
+
+from manylora.engine.api import AdapterRef, Request, SamplingParams
+from manylora.platform import routing
+from manylora.platform.api.auth import Caller, services_of
+from manylora.platform.api.bodies import SamplingBody
+from manylora.platform.errors import InvalidInputError
+from manylora.platform.generation import Generation
+from manylora.platform.routing import Route
+from manylora.platform.services import Services
+
+CONTEXT_EXCEEDED = "context_length_exceeded"
+
+
+async def admit(
+    http: HttpRequest,
+    caller: Caller,
+    body: SamplingBody,
+    *,
+    endpoint: str,
+    prompt_field: str,
+    tokenise: Callable[[], Sequence[int]],
+    token_limit: int | None,
+    default_limit: int | None = None,
+) -> Generation:
+    """Start the generation that a body asks for.
+
+    Args:
+        tokenise: makes the prompt's token ids; run off the event loop.
+        token_limit: the most tokens to generate, if the body says so.
+        default_limit: the same where it does not; None: what is left of the context.
+
+    Raises:
+        ModelNotFoundError, InvalidInputError, EngineUnavailableError
+    """
+    services = services_of(http)
+    route = await run_sync(route_of, services, caller, http.path_params.get("name"), body.model)
+    prompt = tuple(await run_sync(tokenise))
+    _check_token_ids(prompt, services.text.vocab_size, prompt_field)
+    _check_token_ids(body.stop_token_ids or (), services.text.vocab_size, "stop_token_ids")
+    info = await services.engine.info()
+    limit_field = "max_tokens" if body.max_tokens else "max_completion_tokens"
+    left = _room_left(len(prompt), token_limit, info.max_model_len, prompt_field, limit_field)
+    limit = token_limit or min(left, default_limit or left)
+    request = Request(
+        request_id=http.state.request_id,
+        prompt_token_ids=prompt,
+        params=_sampling(body, limit),
+        tenant=caller.tenant.id,
+        adapter=AdapterRef(route.digest) if route.digest else None,
+    )
+    return Generation(
+        engine=services.engine,
+        db=services.db,
+        request=request,
+        route=route,
+        tenant_id=caller.tenant.id,
+        key_id=caller.key.id,
+        endpoint=endpoint,
+    )
+
+
+def route_of(services: Services, caller: Caller, name: str | None, model: str | None) -> Route:
+    """Where the request goes; `name` is the adapter of its own base URL, where it is one."""
+    with services.db.read() as session:
+        if name is not None:
+            # First: to a tenant without this adapter, its URL does not exist.
+            routing.resolve_adapter(session, caller.tenant.id, services.base_model, name)
+            model = routing.within_adapter(name, model)
+        if model is None:
+            raise InvalidInputError("model: Field required", param="model")
+        return routing.resolve(session, caller.tenant.id, services.base_model, model)
+
+
+def _check_token_ids(ids: Sequence[int], vocab_size: int, field: str) -> None:
+    if any(token >= vocab_size for token in ids):
+        raise InvalidInputError(
+            f"{field} has a token id outside the vocabulary of {vocab_size}", param=field
+        )
+
+
+def _room_left(
+    num_prompt_tokens: int, asked: int | None, context: int, prompt_field: str, limit_field: str
+) -> int:
+    left = context - num_prompt_tokens
+    if left < 1:
+        raise InvalidInputError(
+            f"This model's maximum context length is {context} tokens, but {prompt_field} has "
+            f"{num_prompt_tokens} tokens; shorten it.",
+            param=prompt_field,
+            code=CONTEXT_EXCEEDED,
+        )
+    if asked is not None and asked > left:
+        raise InvalidInputError(
+            f"This model's maximum context length is {context} tokens, but {asked} were asked for "
+            f"beyond the {num_prompt_tokens} of {prompt_field}; lower {limit_field}.",
+            param=limit_field,
+            code=CONTEXT_EXCEEDED,
+        )
+    return left
+
+
+def _sampling(body: SamplingBody, max_tokens: int) -> SamplingParams:
+    stop = body.stop if body.stop is not None else ()
+    return SamplingParams(
+        max_tokens=max_tokens,
+        temperature=1.0 if body.temperature is None else body.temperature,
+        top_p=1.0 if body.top_p is None else body.top_p,
+        top_k=max(body.top_k or 0, 0),
+        seed=body.seed,
+        stop=stop,
+        stop_token_ids=body.stop_token_ids or (),
+        ignore_eos=bool(body.ignore_eos),
+    )

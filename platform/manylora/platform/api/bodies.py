@@ -1,0 +1,181 @@
+"""What clients may send to `/v1`. Strict: no coercion, and unknown fields are refused by name."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from manylora.platform.errors import InvalidInputError
+
+_MAX_INT64 = (1 << 63) - 1
+_MAX_STOPS = 16
+
+Stop = Annotated[str, Field(min_length=1, max_length=256)]
+Label = Annotated[str, Field(max_length=512)]
+TokenId = Annotated[int, Field(ge=0, le=(1 << 31) - 1)]
+
+# Fields of the OpenAI API and of vLLM that this server does not act on yet. A value that asks for
+# nothing is accepted, null too; any other would change the answer, so it is refused by name.
+ASKS_FOR_NOTHING: dict[str, tuple[Any, ...]] = {
+    "add_generation_prompt": (True,),
+    "allowed_token_ids": (),
+    "audio": (),
+    "bad_words": ([],),
+    "best_of": (1,),
+    "cache_salt": (),
+    "chat_template": (),
+    "chat_template_kwargs": ({},),
+    "continue_final_message": (False,),
+    "documents": (),
+    "echo": (False,),
+    "frequency_penalty": (0,),
+    "function_call": ("none",),
+    "functions": (),
+    "include_stop_str_in_output": (False,),
+    "length_penalty": (1,),
+    "logit_bias": ({},),
+    "logprobs": (False,),
+    "min_p": (0,),
+    "min_tokens": (0,),
+    "modalities": (["text"],),
+    "n": (1,),
+    "parallel_tool_calls": (True, False),
+    "prediction": (),
+    "presence_penalty": (0,),
+    "reasoning_effort": (),
+    "repetition_penalty": (1,),
+    "response_format": ({"type": "text"},),
+    "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,),
+    "store": (False,),
+    "structured_outputs": (),
+    "suffix": ("",),
+    "tool_choice": ("none",),
+    "tools": (),
+    "top_logprobs": (0,),
+    "use_beam_search": (False,),
+    "verbosity": (),
+    "web_search_options": (),
+}
+
+
+class Body(BaseModel):
+    """A request body."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+
+class StreamOptions(Body):
+    """How to stream."""
+
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None  # padding against traffic analysis; none is sent
+
+
+class SamplingBody(Body):
+    """The fields that chat and completions share."""
+
+    model: str | None = None
+    max_tokens: int | None = Field(None, ge=1, le=_MAX_INT64)
+    temperature: float | None = Field(None, ge=0, le=2)
+    top_p: float | None = Field(None, gt=0, le=1)
+    top_k: int | None = Field(None, ge=-1, le=(1 << 31) - 1)  # -1 and 0: no limit
+    seed: int | None = Field(None, ge=-_MAX_INT64 - 1, le=_MAX_INT64)
+    stop: Stop | Annotated[list[Stop], Field(max_length=_MAX_STOPS)] | None = None
+    stop_token_ids: list[TokenId] | None = Field(None, max_length=_MAX_STOPS)
+    ignore_eos: bool | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    # Labels for the client's own use: checked, then let go.
+    user: Label | None = None
+    safety_identifier: Label | None = None
+    prompt_cache_key: Label | None = None
+    service_tier: Label | None = None
+    metadata: (
+        Annotated[dict[Annotated[str, Field(max_length=64)], Label], Field(max_length=16)] | None
+    ) = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_what_asks_for_nothing(cls, value: Any) -> Any:
+        if not isinstance(value, Mapping):
+            return value
+        kept = dict(value)
+        for name in ASKS_FOR_NOTHING.keys() & kept.keys():
+            asked = kept.pop(name)
+            if asked is not None and not _asks_for_nothing(name, asked):
+                raise InvalidInputError(f"{name} is not supported with this value", param=name)
+        return kept
+
+    @model_validator(mode="after")
+    def _stream_options_need_stream(self) -> "SamplingBody":
+        if self.stream_options is not None and not self.stream:
+            raise InvalidInputError(
+                "stream_options is only allowed with stream=true", param="stream_options"
+            )
+        return self
+
+
+def _asks_for_nothing(name: str, asked: Any) -> bool:
+    """Equal to a neutral value; `True == 1` does not count."""
+    return any(
+        asked == neutral and isinstance(asked, bool) == isinstance(neutral, bool)
+        for neutral in ASKS_FOR_NOTHING[name]
+    )
+
+
+class TextPart(Body):
+    """A piece of a message. Images and sound are refused: the model reads text."""
+
+    type: Literal["text"]
+    text: str
+
+
+class Message(Body):
+    """One message of a chat."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | Annotated[list[TextPart], Field(min_length=1)]
+    name: Label | None = None
+
+    def for_template(self) -> dict[str, object]:
+        """As chat templates read it: text parts joined by newlines, `developer` as `system`."""
+        role = "system" if self.role == "developer" else self.role
+        if isinstance(self.content, str):
+            return {"role": role, "content": self.content}
+        return {"role": role, "content": "\n".join(part.text for part in self.content)}
+
+
+class ChatBody(SamplingBody):
+    """`POST /v1/chat/completions`."""
+
+    messages: list[Message] = Field(min_length=1)
+    max_completion_tokens: int | None = Field(None, ge=1, le=_MAX_INT64)
+
+    @model_validator(mode="after")
+    def _one_limit(self) -> "ChatBody":
+        limits = {self.max_tokens, self.max_completion_tokens} - {None}
+        if len(limits) > 1:
+            raise InvalidInputError(
+                "max_tokens and max_completion_tokens disagree", param="max_tokens"
+            )
+        return self
+
+    @property
+    def token_limit(self) -> int | None:
+        """The most tokens to generate, under either name."""
+        return self.max_completion_tokens or self.max_tokens
+
+
+Prompt = (
+    str
+    | list[TokenId]
+    | Annotated[list[str], Field(min_length=1, max_length=1)]
+    | Annotated[list[list[TokenId]], Field(min_length=1, max_length=1)]
+)
+
+
+class CompletionBody(SamplingBody):
+    """`POST /v1/completions`. One prompt: text or token ids, bare or as a list of one."""
+
+    prompt: Prompt

@@ -1,0 +1,245 @@
+"""Reading bodies: capped, timed, strict JSON, strict models; and answers written by orjson.
+
+orjson and msgspec keep the last of duplicate keys in silence, so that a proxy in front and we
+may read one body differently; the standard library's parser lets us refuse them.
+"""
+
+import json
+import math
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any, NoReturn, TypeVar
+
+import anyio
+import orjson
+from fastapi import Request, Response
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+from python_multipart.exceptions import FormParserError
+from starlette.datastructures import FormData
+from starlette.exceptions import HTTPException
+from starlette.formparsers import MultiPartException
+from starlette.requests import ClientDisconnect
+from starlette.types import Message, Receive
+
+from manylora.platform.errors import (
+    InvalidInputError,
+    RequestTimeoutError,
+    TooLargeError,
+    UnsupportedMediaTypeError,
+)
+
+MAX_JSON_BYTES = 2_000_000
+MAX_JSON_DEPTH = 64
+READ_TIMEOUT_SECONDS = 25.0  # for a whole JSON body, and for each piece of an upload
+CHUNKED_TIMEOUT_SECONDS = 4.0  # for a whole JSON body that states no length: it is made already
+_MAX_NUMBER_LENGTH = 4000  # below Python's own limit for int()
+_MAX_FORM_FILES = 16
+_MAX_FORM_FIELDS = 16
+
+
+BodyT = TypeVar("BodyT", bound=BaseModel)
+
+
+class JsonAnswer(Response):
+    """A JSON answer."""
+
+    media_type = "application/json"
+
+    def render(self, content: Any) -> bytes:
+        return orjson.dumps(content)
+
+
+def json_body(model: type[BodyT]) -> Callable[[Request], Awaitable[BodyT]]:
+    """A dependency that reads the body as this model."""
+
+    async def read(request: Request) -> BodyT:
+        return checked(model, await read_json(request))
+
+    return read
+
+
+async def read_json(request: Request) -> Any:
+    """The body as JSON.
+
+    Raises:
+        UnsupportedMediaTypeError, TooLargeError, RequestTimeoutError
+        InvalidInputError: not UTF-8, not JSON, duplicate keys, too deep, NaN, lone surrogates.
+    """
+    media_type = request.headers.get("content-type", "application/json").partition(";")[0]
+    if media_type.strip().lower() != "application/json":
+        raise UnsupportedMediaTypeError("send the body as application/json")
+    _refuse_long(request, MAX_JSON_BYTES)
+    states_length = "content-length" in request.headers
+    timeout = READ_TIMEOUT_SECONDS if states_length else CHUNKED_TIMEOUT_SECONDS
+    with anyio.move_on_after(timeout):
+        raw = await _read_capped(request, MAX_JSON_BYTES)
+        return parse_json(raw)
+    raise RequestTimeoutError("the body did not arrive in time")
+
+
+async def read_form(request: Request, *, max_bytes: int) -> FormData:
+    """The body as a form, files spooled to disk. The caller closes it.
+
+    Raises:
+        UnsupportedMediaTypeError, TooLargeError, RequestTimeoutError
+        InvalidInputError: not a well-formed form, or too many parts.
+    """
+    if not request.headers.get("content-type", "").lower().startswith("multipart/form-data"):
+        raise UnsupportedMediaTypeError("send the body as multipart/form-data")
+    _refuse_long(request, max_bytes)
+    capped = Request(request.scope, _capped_receive(request.receive, max_bytes))
+    try:
+        return await capped.form(max_files=_MAX_FORM_FILES, max_fields=_MAX_FORM_FIELDS)
+    except (HTTPException, MultiPartException, FormParserError) as error:
+        raise InvalidInputError("the form cannot be read") from error
+
+
+def parse_json(raw: bytes) -> Any:
+    """Strict JSON (RFC 8259): what two parsers could read differently is refused.
+
+    Raises:
+        InvalidInputError
+    """
+    try:
+        value = json.loads(
+            raw.decode("utf-8"),
+            object_pairs_hook=_object,
+            parse_int=_integer,
+            parse_float=_number,
+            parse_constant=_refuse_constant,
+        )
+    except RecursionError as error:
+        raise InvalidInputError("the body is nested too deep") from error
+    except UnicodeDecodeError as error:
+        raise InvalidInputError("the body is not UTF-8") from error
+    except json.JSONDecodeError as error:
+        raise InvalidInputError(
+            f"the body is not JSON: {error.msg} at character {error.pos}"
+        ) from error
+    _check_depth_and_text(value)
+    return value
+
+
+def checked(model: type[BodyT], value: Any) -> BodyT:
+    """The value as a strict model.
+
+    Raises:
+        InvalidInputError: `param` is the path of the first field at fault.
+    """
+    if not isinstance(value, dict):
+        raise InvalidInputError("the body must be a JSON object")
+    try:
+        return model.model_validate(value)
+    except ValidationError as error:
+        fault, path = _deepest_fault(error, value)
+        if fault["type"] == "extra_forbidden":
+            raise InvalidInputError(f"unknown field: {path}", param=path) from error
+        message = fault["msg"].removeprefix("Value error, ")
+        raise InvalidInputError(f"{path}: {message}", param=path) from error
+
+
+def _deepest_fault(error: ValidationError, value: Any) -> tuple[ErrorDetails, str]:
+    """The first fault and its path, or one further inside it: unions tell a fault per branch."""
+    first, *others = error.errors(include_url=False, include_input=False)
+    path = _path(first["loc"], value)
+    for fault in others:
+        inside = _path(fault["loc"], value)
+        if len(inside) > len(path) and inside.startswith(path):
+            return fault, inside
+    return first, path
+
+
+def _path(location: tuple[int | str, ...], value: Any) -> str:
+    """`messages[3].content`; without pydantic's own labels for the branches of a union."""
+    path = ""
+    for depth, part in enumerate(location):
+        if isinstance(part, int):
+            path += f"[{part}]"
+            value = value[part] if isinstance(value, list) and part < len(value) else None
+        elif isinstance(value, dict) and (part in value or depth == len(location) - 1):
+            path += f".{part[:64]}" if path else part[:64]
+            value = value.get(part)
+    return path
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise InvalidInputError("the body has an object with a duplicate key")
+    return found
+
+
+def _integer(digits: str) -> int:
+    if len(digits) > _MAX_NUMBER_LENGTH:
+        raise InvalidInputError("the body has a number of too many digits")
+    return int(digits)
+
+
+def _number(digits: str) -> float:
+    number = float(digits) if len(digits) <= _MAX_NUMBER_LENGTH else math.inf
+    if not math.isfinite(number):
+        raise InvalidInputError("the body has a number out of range")
+    return number
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise InvalidInputError(f"the body has {name}, which is not JSON")
+
+
+def _check_depth_and_text(value: Any) -> None:
+    """Refuse deep nesting and lone surrogates, which JSON can spell but UTF-8 cannot."""
+    level = [value]
+    for _ in range(MAX_JSON_DEPTH):
+        for text in (item for item in level if isinstance(item, str)):
+            try:
+                text.encode()
+            except UnicodeEncodeError as error:
+                raise InvalidInputError("the body has a lone surrogate") from error
+        level = [child for item in level for child in _children(item)]
+        if not level:
+            return
+    raise InvalidInputError("the body is nested too deep")
+
+
+def _children(value: Any) -> Iterator[Any]:
+    if isinstance(value, dict):
+        yield from value
+        yield from value.values()
+    elif isinstance(value, list):
+        yield from value
+
+
+def _refuse_long(request: Request, max_bytes: int) -> None:
+    """Refuse by the stated length before reading, and so before `100 Continue`."""
+    length = request.headers.get("content-length", "0")
+    if not length.isdecimal() or len(length) > 18 or int(length) > max_bytes:
+        raise TooLargeError(f"the body is larger than {max_bytes} bytes")
+
+
+async def _read_capped(request: Request, max_bytes: int) -> bytes:
+    body = bytearray()
+    try:
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > max_bytes:
+                raise TooLargeError(f"the body is larger than {max_bytes} bytes")
+    except ClientDisconnect as error:
+        raise InvalidInputError("the body ended early") from error
+    return bytes(body)
+
+
+def _capped_receive(receive: Receive, max_bytes: int) -> Receive:
+    """`receive` that gives up on a body that is too long or stalls."""
+    left = max_bytes
+
+    async def capped() -> Message:
+        nonlocal left
+        with anyio.move_on_after(READ_TIMEOUT_SECONDS):
+            message = await receive()
+            left -= len(message.get("body", b""))
+            if left < 0:
+                raise TooLargeError(f"the body is larger than {max_bytes} bytes")
+            return message
+        raise RequestTimeoutError("the upload stalled")
+
+    return capped

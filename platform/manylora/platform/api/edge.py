@@ -1,0 +1,53 @@
+"""The outermost layer: a request id on every answer, and limits on headers and URL."""
+
+import structlog
+from starlette.datastructures import MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from manylora.platform.api.body import JsonAnswer
+from manylora.platform.ids import new_id
+
+MAX_HEADER_BYTES = 32 << 10
+MAX_HEADERS = 100
+MAX_URL_BYTES = 16 << 10
+
+
+class Edge:
+    """ASGI middleware. The request id is ours: a client's own is neither used nor echoed."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request_id = new_id("req")
+        scope.setdefault("state", {})["request_id"] = request_id
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                headers["x-request-id"] = request_id
+                headers["x-content-type-options"] = "nosniff"
+            await send(message)
+
+        with structlog.contextvars.bound_contextvars(request_id=request_id):
+            await (_refusal(scope) or self._app)(scope, receive, send_with_id)
+
+
+def _refusal(scope: Scope) -> ASGIApp | None:
+    """The answer to a request that its head alone condemns."""
+    headers = scope["headers"]
+    if len(headers) > MAX_HEADERS or sum(len(k) + len(v) for k, v in headers) > MAX_HEADER_BYTES:
+        return _answer(431, "the request's headers are too large")
+    if len(scope["raw_path"]) + len(scope["query_string"]) > MAX_URL_BYTES:
+        return _answer(414, "the URL is too long")
+    if ".." in scope["path"].split("/"):  # nobody's path; some would read another one from it
+        return _answer(404, "Not Found", "not_found")
+    return None
+
+
+def _answer(status: int, message: str, code: str | None = None) -> ASGIApp:
+    error = {"message": message, "type": "invalid_request_error", "param": None, "code": code}
+    return JsonAnswer({"error": error}, status)

@@ -1,0 +1,30 @@
+"""The base models that adapters belong to. This server serves one of them."""
+
+from sqlalchemy import exists, select
+from sqlalchemy.orm import Session
+
+from manylora.platform.errors import ConflictError
+from manylora.platform.ids import new_id, now_us
+from manylora.platform.models import Adapter, BaseModel
+
+
+def register_base_model(session: Session, *, name: str, digest: str) -> BaseModel:
+    """The row of the base model that is about to be served, made if it is new.
+
+    Raises:
+        ConflictError: adapters were checked against other weights under this name.
+    """
+    found = session.scalars(select(BaseModel).where(BaseModel.name == name)).one_or_none()
+    if found is None:
+        found = BaseModel(id=new_id("bas"), name=name, digest=digest, created_at=now_us())
+        session.add(found)
+    elif found.digest != digest:
+        owns = exists().where(Adapter.base_model_id == found.id, Adapter.deleted_at.is_(None))
+        if session.scalar(select(owns)):
+            raise ConflictError(
+                f"the adapters of base model {name!r} were checked against other weights; "
+                "serve these under another --served-model-name"
+            )
+        found.digest = digest
+    session.flush()
+    return found

@@ -1,0 +1,74 @@
+"""Command-line options made from the settings, so that each is written down once."""
+
+import inspect
+import types
+import typing
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from pydantic import SecretStr
+from pydantic.fields import FieldInfo
+
+from manylora.platform.settings import Settings, all_options, load_settings
+
+_CONFIG = typer.Option(help="TOML file of settings", metavar="FILE")
+
+
+def with_settings(*names: str) -> Callable[[Callable[[Settings], None]], Callable[..., None]]:
+    """A decorator: the command takes settings as options, and gets them merged.
+
+    Args:
+        names: the settings it takes; all of them when none is named. Secrets are never options:
+            everybody on the machine can read a command line.
+    """
+
+    def decorate(command: Callable[[Settings], None]) -> Callable[..., None]:
+        def run(config: Path | None, **given: Any) -> None:
+            chosen = {name: value for name, value in given.items() if value is not None}
+            command(load_settings(chosen, config))
+
+        parameters = [_parameter("config", Annotated[Path | None, _CONFIG])]
+        for name, option in all_options().items():
+            if name in (names or all_options()) and not _is_secret(option):
+                parameters.append(_parameter(name, _annotation(name, option)))
+        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        run.__annotations__ = {p.name: p.annotation for p in parameters}
+        run.__name__, run.__doc__ = command.__name__, command.__doc__
+        return run
+
+    return decorate
+
+
+def _parameter(name: str, annotation: Any) -> inspect.Parameter:
+    # The default is "not given", so that environment and file have their say.
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation
+    )
+
+
+def _annotation(name: str, option: FieldInfo) -> Any:
+    """Flags are flags; all else is text here, and `load_settings` reads it."""
+    text = option.description or ""
+    if option.default is not None and not isinstance(option.default, bool):
+        text += f" (default: {option.default})"
+    flag = "--" + name.replace("_", "-")
+    if option.annotation is bool:
+        return Annotated[bool | None, typer.Option(flag + "/--no-" + flag[2:], help=text)]
+    return Annotated[
+        str | None, typer.Option(flag, help=text, metavar=_kind(option), show_default=False)
+    ]
+
+
+def _kind(option: FieldInfo) -> str:
+    kinds = [kind for kind in _types(option.annotation) if kind is not types.NoneType]
+    return {int: "N", float: "X", Path: "PATH"}.get(kinds[0], "TEXT")
+
+
+def _is_secret(option: FieldInfo) -> bool:
+    return SecretStr in _types(option.annotation)
+
+
+def _types(annotation: Any) -> tuple[Any, ...]:
+    return typing.get_args(annotation) or (annotation,)

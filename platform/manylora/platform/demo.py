@@ -1,0 +1,137 @@
+"""The demo: two tenants with small adapters, so that the first minute shows the point."""
+
+import json
+import os
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TypedDict
+
+from anyio.to_thread import run_sync
+from sqlalchemy import exists, select
+
+from manylora.platform.adapters import find_adapter_named
+from manylora.platform.db import Database
+from manylora.platform.errors import DemoError
+from manylora.platform.keys import authenticate, issue_key
+from manylora.platform.models import User
+from manylora.platform.operators import create_operator
+from manylora.platform.services import Services
+from manylora.platform.storage import REQUIRED_FILES, LocalFile
+from manylora.platform.tenants import create_tenant, find_tenant
+
+OPERATOR_EMAIL = "admin@localhost"
+TENANTS = {"acme": ("pirate", "support"), "globex": ("json",)}
+ADAPTERS = Path(__file__).parents[3] / "examples" / "adapters"
+
+
+class Admin(TypedDict):
+    email: str
+    password: str | None  # None: it was chosen at an earlier start whose facts are lost
+
+
+class DemoTenant(TypedDict):
+    name: str  # its slug
+    key: str
+    adapters: list[str]
+
+
+class DemoFacts(TypedDict):
+    """What `DATA_DIR/demo.json` says, for scripts."""
+
+    base_url: str
+    admin: Admin
+    base_model: str
+    tenants: list[DemoTenant]
+
+
+async def seed_demo(services: Services, base_url: str) -> DemoFacts:
+    """Make what is missing of the demo, and write its facts to `DATA_DIR/demo.json`.
+
+    Raises:
+        DemoError: the demo adapters are not here.
+        AdapterRefusedError: they do not fit the base model.
+    """
+    path = services.settings.data_dir / "demo.json"
+    known = _read_facts(path)
+    password = await run_sync(first_operator, services.db)
+    facts = DemoFacts(
+        base_url=base_url,
+        admin={
+            "email": OPERATOR_EMAIL,
+            "password": password or (known["admin"]["password"] if known else None),
+        },
+        base_model=services.base_model.name,
+        tenants=[
+            await _seed_tenant(services, slug, adapters, _known_key(known, slug))
+            for slug, adapters in TENANTS.items()
+        ],
+    )
+    _write_facts(path, facts)
+    return facts
+
+
+def first_operator(db: Database) -> str | None:
+    """Make the first operator of an installation; its one-time password, None if there is one."""
+    with db.write() as session:
+        if session.scalar(select(exists().where(User.is_operator))):
+            return None
+        password = secrets.token_urlsafe(12)
+        create_operator(session, email=OPERATOR_EMAIL, password=password)
+    return password
+
+
+async def _seed_tenant(
+    services: Services, slug: str, adapters: tuple[str, ...], key: str | None
+) -> DemoTenant:
+    tenant_id, valid_key = await run_sync(_tenant_and_key, services.db, slug, key)
+    for name in adapters:
+        if not await run_sync(_has_adapter, services.db, tenant_id, name):
+            await services.adapters.upload(tenant_id, name, list(_files(name)))
+    return {"name": slug, "key": valid_key, "adapters": list(adapters)}
+
+
+def _tenant_and_key(db: Database, slug: str, key: str | None) -> tuple[str, str]:
+    """The tenant's id and a key that works: the one known from before where it still does."""
+    with db.write() as session:
+        tenant = find_tenant(session, slug) or create_tenant(
+            session, slug=slug, name=slug.capitalize()
+        )
+        if key is None or authenticate(session, key) is None:
+            _, key = issue_key(session, tenant.id, name="demo", scopes=("infer", "manage"))
+        return tenant.id, key
+
+
+def _has_adapter(db: Database, tenant_id: str, name: str) -> bool:
+    with db.read() as session:
+        return find_adapter_named(session, tenant_id, name) is not None
+
+
+def _files(name: str) -> Iterator[LocalFile]:
+    for filename in REQUIRED_FILES:
+        path = ADAPTERS / name / filename
+        if not path.is_file():
+            raise DemoError(f"the demo adapter {name} is not here: {path} is missing")
+        yield LocalFile(path)
+
+
+def _known_key(known: DemoFacts | None, slug: str) -> str | None:
+    tenants = known["tenants"] if known else []
+    return next((tenant["key"] for tenant in tenants if tenant["name"] == slug), None)
+
+
+def _read_facts(path: Path) -> DemoFacts | None:
+    if not path.exists():
+        return None
+    facts: DemoFacts = json.loads(path.read_bytes())
+    return facts
+
+
+def _write_facts(path: Path, facts: DemoFacts) -> None:
+    """Whole or not at all, and for the owner's eyes only: it has secrets."""
+    new = path.with_suffix(".new")
+    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        json.dump(facts, file, indent=2)
+        file.write("\n")
+    new.rename(path)

@@ -1,0 +1,115 @@
+"""The revisions make the tables that the models describe, on both databases."""
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from alembic import command
+from alembic.autogenerate import compare_metadata
+from alembic.runtime.migration import MigrationContext
+from sqlalchemy import inspect, text
+
+from manylora.platform.db import Database, sqlite_url
+from manylora.platform.migrate import SchemaAheadError, current, migration_config, upgrade
+from manylora.platform.models import Base
+from support.postgres import fresh_database, postgres_server
+
+__all__ = ["postgres_server"]
+
+BOTH = ["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)]
+
+
+@pytest.fixture(params=BOTH)
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    if request.param == "sqlite":
+        yield sqlite_url(tmp_path / "test.db")
+        return
+    with fresh_database(request.getfixturevalue("postgres_server")) as found:
+        yield found
+
+
+@pytest.fixture
+def database(url: str) -> Iterator[Database]:
+    database = Database(url)
+    yield database
+    database.close()
+
+
+def test_head_is_what_the_models_say(database: Database) -> None:
+    upgrade(database)
+
+    with database.engine.connect() as connection:
+        context = MigrationContext.configure(connection, opts={"compare_type": True})
+        assert compare_metadata(context, Base.metadata) == []
+
+
+def test_checks_and_names_are_those_of_the_models(database: Database) -> None:
+    """Autogenerate does not compare CHECK constraints, so their names are compared here."""
+    upgrade(database)
+
+    inspector = inspect(database.engine)
+    for table in Base.metadata.sorted_tables:
+        found = {check["name"] for check in inspector.get_check_constraints(table.name)}
+        assert found == {
+            str(constraint.name)
+            for constraint in table.constraints
+            if type(constraint).__name__ == "CheckConstraint"
+        }
+
+
+def test_a_second_upgrade_changes_nothing(database: Database) -> None:
+    assert current(database) is None
+    upgrade(database)
+    first = current(database)
+
+    upgrade(database)
+
+    assert current(database) == first == "0001_foundation"
+
+
+def test_down_leaves_nothing_and_up_again_works(database: Database) -> None:
+    upgrade(database)
+    with database.engine.execution_options(writer=True).begin() as connection:
+        command.downgrade(migration_config(connection), "base")
+
+    assert set(inspect(database.engine).get_table_names()) <= {"alembic_version"}
+    upgrade(database)
+    assert "tenants" in inspect(database.engine).get_table_names()
+
+
+def test_a_newer_schema_is_refused_and_left_alone(database: Database) -> None:
+    upgrade(database)
+    with database.engine.execution_options(writer=True).begin() as connection:
+        connection.execute(text("UPDATE alembic_version SET version_num = '9999_future'"))
+
+    with pytest.raises(SchemaAheadError, match="9999_future"):
+        upgrade(database)
+
+    assert current(database) == "9999_future"
+
+
+def test_several_starters_at_once_all_find_the_schema(url: str) -> None:
+    faults: list[BaseException] = []
+    together = threading.Barrier(4)
+
+    def start() -> None:
+        database = Database(url)
+        try:
+            together.wait()
+            upgrade(database)
+        except BaseException as fault:  # noqa: BLE001 -- a thread's fault must reach the test
+            faults.append(fault)
+        finally:
+            database.close()
+
+    threads = [threading.Thread(target=start) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert faults == []
+    database = Database(url)
+    assert current(database) == "0001_foundation"
+    database.close()

@@ -1,0 +1,99 @@
+"""The demo is made once, told to scripts, and found again by the next start."""
+
+import asyncio
+import json
+import stat
+from pathlib import Path
+
+import pytest
+from sqlalchemy import func, select
+
+from manylora.platform import demo
+from manylora.platform.db import Database
+from manylora.platform.demo import DemoFacts, first_operator, seed_demo
+from manylora.platform.errors import DemoError
+from manylora.platform.keys import authenticate
+from manylora.platform.models import AdapterVersion, ApiKey, Tenant, User
+from manylora.platform.operators import sign_in
+from manylora.platform.services import Services
+from support.app import make_services
+
+
+@pytest.fixture
+def services(db: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Services:
+    for name in ("pirate", "support", "json"):
+        folder = tmp_path / "examples" / name
+        folder.mkdir(parents=True)
+        (folder / "adapter_config.json").write_text('{"r": 4}')
+        (folder / "adapter_model.safetensors").write_text(name)
+    monkeypatch.setattr(demo, "ADAPTERS", tmp_path / "examples")
+    (tmp_path / "data").mkdir()
+    return make_services(db, tmp_path / "data")
+
+
+def start(services: Services, base_url: str = "http://127.0.0.1:8000") -> DemoFacts:
+    return asyncio.run(seed_demo(services, base_url))
+
+
+def counts(db: Database) -> list[int | None]:
+    with db.read() as session:
+        return [
+            session.scalar(select(func.count()).select_from(table))
+            for table in (Tenant, ApiKey, AdapterVersion, User)
+        ]
+
+
+def test_the_facts_are_written_for_the_owner_and_work(services: Services) -> None:
+    facts = start(services)
+
+    path = services.settings.data_dir / "demo.json"
+    assert json.loads(path.read_text()) == facts
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert facts["base_model"] == "tiny"
+    assert {t["name"]: t["adapters"] for t in facts["tenants"]} == {
+        "acme": ["pirate", "support"],
+        "globex": ["json"],
+    }
+    with services.db.write() as session:
+        password = facts["admin"]["password"]
+        assert password is not None
+        assert sign_in(session, email=facts["admin"]["email"], password=password)
+        for tenant in facts["tenants"]:
+            found = authenticate(session, tenant["key"])
+            assert found is not None
+            assert found[1].slug == tenant["name"]
+
+
+def test_a_second_start_makes_nothing_and_tells_the_same(services: Services) -> None:
+    first = start(services)
+    before = counts(services.db)
+
+    second = start(services, "http://127.0.0.1:9000")
+
+    assert counts(services.db) == before == [2, 2, 3, 1]
+    assert second == {**first, "base_url": "http://127.0.0.1:9000"}
+
+
+def test_lost_facts_give_new_keys_and_keep_the_password_secret(services: Services) -> None:
+    first = start(services)
+    (services.settings.data_dir / "demo.json").unlink()
+
+    second = start(services)
+
+    assert second["admin"]["password"] is None
+    assert second["tenants"][0]["key"] != first["tenants"][0]["key"]
+
+
+def test_missing_adapters_are_named(services: Services, tmp_path: Path) -> None:
+    (tmp_path / "examples" / "json" / "adapter_model.safetensors").unlink()
+
+    with pytest.raises(DemoError, match="json"):
+        start(services)
+
+
+def test_the_first_operator_is_made_once(services: Services) -> None:
+    password = first_operator(services.db)
+
+    assert password is not None
+    assert len(password) >= 12
+    assert first_operator(services.db) is None
