@@ -1,0 +1,318 @@
+"""Nothing under `/admin` is reached without an operator, nor from another site."""
+
+import re
+
+import pytest
+from fastapi.routing import APIRoute
+from fastapi.testclient import TestClient
+
+from manylora.platform.keys import list_keys
+from manylora.platform.tenants import find_tenant
+from support.site import PASSWORD, SAME_ORIGIN, Site
+
+OPEN = {"/admin/login"}
+
+
+def admin_routes(site: Site) -> list[tuple[str, str]]:
+    """Method and path of every page, also of those that FastAPI keeps in included routers."""
+    pending, found = list(site.app.routes), []
+    while pending:
+        route = pending.pop()
+        if isinstance(route, APIRoute):
+            found += [(method, route.path) for method in sorted(route.methods)]
+        elif included := getattr(route, "original_router", None):
+            pending += included.routes
+    return [(method, path) for method, path in found if path.startswith("/admin")]
+
+
+def test_every_route_but_the_sign_in_needs_an_operator(site):
+    for method, path in admin_routes(site):
+        answer = site.client.request(method, path, headers=SAME_ORIGIN)
+
+        if path in OPEN:
+            assert answer.status_code in (200, 415), path
+        else:
+            assert answer.status_code == 303, (method, path)
+            assert answer.headers["location"].startswith("/admin/login?next="), (method, path)
+
+
+def test_the_walk_over_the_routes_finds_the_pages(site):
+    routes = admin_routes(site)
+
+    assert len(routes) > 20
+    for known in (("GET", "/admin"), ("POST", "/admin/keys"), ("GET", "/admin/usage")):
+        assert known in routes
+
+
+def test_every_route_carries_the_security_headers_signed_in_or_not(site):
+    for _ in range(2):
+        for method, path in set(admin_routes(site)) - {("POST", "/admin/logout")}:
+            answer = site.client.request(method, path, headers=SAME_ORIGIN)
+
+            policy = answer.headers["content-security-policy"]
+            assert "unsafe" not in policy
+            assert "frame-ancestors 'none'" in policy
+            assert answer.headers["x-content-type-options"] == "nosniff"
+            assert answer.headers["referrer-policy"] == "same-origin"
+            assert answer.headers["cache-control"] == "no-store"
+            assert answer.headers["vary"] == "HX-Request"
+            assert answer.headers["x-request-id"]
+        site.sign_in()
+
+
+@pytest.mark.parametrize("root", ["/behind", "/adm", "/admin"])
+def test_behind_a_root_path_the_pages_are_guarded_too(site, root):
+    with TestClient(site.app, root_path=root, follow_redirects=False) as client:
+        for path in (f"{root}/admin", f"{root}/admin/keys", "/admin", "/admin/keys"):
+            assert client.get(path).status_code in (303, 404), path
+
+
+def test_other_paths_are_left_alone(site):
+    answer = site.get("/health")
+
+    assert answer.status_code == 200
+    assert "content-security-policy" not in answer.headers
+
+
+def test_neither_a_tenant_key_nor_a_made_up_cookie_opens_a_page(site):
+    _, secret = site.add_key(site.add_tenant())
+
+    for headers in (
+        {"Authorization": f"Bearer {secret}"},
+        {"Cookie": "session=AAAA.BBBB.CCCC"},
+        {"Cookie": "manylora-session=AAAA"},
+        {"Cookie": f"manylora-session={secret}"},
+        {"Cookie": "manylora-session="},
+    ):
+        answer = site.client.get("/admin", headers=headers)
+        assert answer.status_code == 303, headers
+
+
+def test_a_session_ends_for_the_server_at_sign_out_and_not_only_for_the_browser(site):
+    site.sign_in()
+    token = site.client.cookies["manylora-session"]
+
+    answer = site.post("/admin/logout")
+
+    assert answer.status_code == 303
+    assert "manylora-session" not in site.client.cookies
+    kept = site.client.get("/admin", headers={"Cookie": f"manylora-session={token}"})
+    assert kept.status_code == 303
+
+
+def test_the_cookie_is_out_of_scripts_reach_and_new_at_each_sign_in(site):
+    answers = [
+        site.client.post(
+            "/admin/login",
+            data={"username": "ada@example.org", "password": PASSWORD},
+            headers={**SAME_ORIGIN, "Cookie": "manylora-session=chosen-by-another"},
+        )
+        for _ in range(2)
+    ]
+
+    first, second = (answer.headers["set-cookie"] for answer in answers)
+    for cookie in (first, second):
+        assert "HttpOnly" in cookie
+        assert "SameSite=lax" in cookie
+        assert "Path=/" in cookie
+        assert "chosen-by-another" not in cookie
+    assert first.split(";")[0] != second.split(";")[0]
+
+
+def test_over_https_the_cookie_is_secure_and_bound_to_the_host(site):
+    site.client.base_url = "https://testserver"
+
+    answer = site.post("/admin/login", username="ada@example.org", password=PASSWORD)
+
+    assert answer.headers["set-cookie"].startswith("__Host-")
+    assert "Secure" in answer.headers["set-cookie"]
+    assert site.get("/admin").status_code == 200
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Sec-Fetch-Site": "cross-site"},
+        {"Sec-Fetch-Site": "same-site"},
+        {"Sec-Fetch-Site": "cross-site", "Origin": "http://testserver"},
+        {"Origin": "http://evil.example"},
+        {"Origin": "http://testserver.evil.example"},
+        {"Origin": "http://testserver:81"},
+        {"Origin": "null"},
+    ],
+)
+def test_a_form_from_another_site_changes_nothing(site, headers):
+    site.sign_in()
+
+    answer = site.client.post("/admin/tenants", data={"slug": "acme"}, headers=headers)
+
+    assert answer.status_code == 403
+    with site.db.read() as session:
+        assert find_tenant(session, "acme") is None
+
+
+@pytest.mark.parametrize(
+    "headers", [{"Sec-Fetch-Site": "same-origin"}, {"Origin": "http://testserver"}, {}]
+)
+def test_a_form_of_our_own_or_from_no_browser_is_taken(site, headers):
+    site.sign_in()
+
+    answer = site.client.post("/admin/tenants", data={"slug": "acme"}, headers=headers)
+
+    assert answer.status_code == 303
+
+
+def test_a_sign_in_from_another_site_is_refused_too(site):
+    answer = site.client.post(
+        "/admin/login",
+        data={"username": "ada@example.org", "password": PASSWORD},
+        headers={"Sec-Fetch-Site": "cross-site"},
+    )
+
+    assert answer.status_code == 403
+    assert "set-cookie" not in answer.headers
+
+
+def test_htmx_is_led_to_the_sign_in_and_back_to_the_page_it_was_on(site):
+    answer = site.get(
+        "/admin", hx_request="true", hx_current_url="http://testserver/admin/usage?tenant=acme"
+    )
+
+    assert answer.status_code == 204
+    assert answer.headers["hx-redirect"] == "/admin/login?next=/admin/usage%3Ftenant%3Dacme"
+
+
+def test_a_foreign_page_that_htmx_claims_to_be_on_is_not_led_back_to(site):
+    answer = site.get("/admin", hx_request="true", hx_current_url="http://evil.example//evil")
+
+    assert answer.headers["hx-redirect"] == "/admin/login?next=/admin"
+
+
+def test_a_navigation_comes_back_to_where_it_was_going(site):
+    answer = site.get("/admin/usage?tenant=acme")
+
+    assert answer.headers["location"] == "/admin/login?next=/admin/usage%3Ftenant%3Dacme"
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "//evil.example",
+        "/\\evil.example",
+        "/admin\\@evil.example",
+        "https://evil.example",
+        "javascript:alert(1)",
+        "/admin\r\nX-Evil: 1",
+        "/adminevil",
+        "/v1/models",
+        "/admin/é",
+        "",
+    ],
+)
+def test_a_sign_in_leads_to_our_own_pages_only(site, target):
+    answer = site.post("/admin/login", username="ada@example.org", password=PASSWORD, next=target)
+
+    assert answer.status_code == 303
+    assert answer.headers["location"] == "/admin"
+
+
+@pytest.mark.parametrize("way", ["form", "query"])
+def test_a_sign_in_leads_to_the_page_that_was_asked_for(site, way):
+    values = {"username": "ada@example.org", "password": PASSWORD}
+    target = "/admin/usage?tenant=acme"
+
+    if way == "form":
+        answer = site.post("/admin/login", **values, next=target)
+    else:
+        answer = site.post("/admin/login?next=/admin/usage%3Ftenant%3Dacme", **values)
+
+    assert answer.headers["location"] == target
+
+
+def test_every_failed_sign_in_gives_the_same_page(site):
+    pages = set()
+    for name, password in (
+        ("ada@example.org", "wrong"),
+        ("nobody", "wrong"),
+        ("admin'--", "x"),
+        ("admin", "\0"),
+        ("admin\0", "x"),
+        ("admin", "a" * 20_000),
+    ):
+        answer = site.post("/admin/login", username=name, password=password)
+        assert answer.status_code == 401
+        assert "set-cookie" not in answer.headers
+        pages.add(re.sub(r'(?<=name="username" type="text" value=")[^"]*', "", answer.text))
+
+    assert len(pages) == 1
+    assert "wrong" not in pages.pop()
+
+
+def test_wrong_passwords_are_throttled_for_that_name_only(site):
+    for _ in range(10):
+        assert site.post("/admin/login", username="admin", password="x").status_code == 401
+
+    refused = site.post("/admin/login", username="admin", password="x")
+
+    assert refused.status_code == 429
+    assert int(refused.headers["retry-after"]) > 0
+    assert "Too many failed sign-ins" in refused.text
+    site.sign_in()
+
+
+def test_a_huge_form_is_refused_before_it_is_read(site):
+    answer = site.post("/admin/login", username="admin", password="a" * 200_000)
+
+    assert answer.status_code == 413
+
+
+def test_a_page_that_refreshes_itself_does_not_write(site, monkeypatch):
+    site.sign_in()
+    monkeypatch.setattr(site.db, "write", lambda: pytest.fail("it wrote"))
+
+    assert site.get("/admin", hx_request="true").status_code == 200
+
+
+def test_static_files_are_open_and_kept_only_under_their_hash(site):
+    page = site.get("/admin/login").text
+    style = re.search(r'href="(/admin/static/admin.css\?v=[0-9a-f]{12})"', page)[1]
+
+    hashed, plain = site.get(style), site.get("/admin/static/admin.css")
+
+    assert hashed.headers["content-type"].startswith("text/css")
+    assert "immutable" in hashed.headers["cache-control"]
+    assert plain.headers["cache-control"] == "no-store"
+    assert site.get("/admin/static/../app.py").status_code in (303, 404)
+    assert site.get("/admin/static/%2e%2e/app.py").status_code == 404
+
+
+def test_pages_hold_no_inline_script_or_style(site):
+    tenant = site.add_tenant()
+    site.add_key(tenant)
+    upload = site.add_adapter(tenant)
+    site.sign_in()
+
+    for path in (
+        "",
+        "/tenants/acme",
+        f"/adapters/{upload.adapter.id}",
+        "/keys",
+        "/adapters/upload",
+    ):
+        page = site.get(f"/admin{path}").text
+        assert not re.search(r"<script(?![^>]* src=)|<style|\sstyle=|\son\w+=|javascript:", page)
+
+
+def test_no_secret_is_on_any_page_after_its_own(site):
+    site.sign_in()
+    site.add_tenant()
+    made = site.post("/admin/keys", tenant="acme", name="app")
+    secret = re.search(r'id="new-key">(ml_\w+)<', made.text)[1]
+
+    assert made.headers["cache-control"] == "no-store"
+    assert 'hx-history="false"' in made.text
+    for path in ("", "/tenants/acme", "/keys", "/usage"):
+        assert secret not in site.get(f"/admin{path}").text
+    with site.db.read() as session:
+        key_id = list_keys(session)[0].id
+    assert site.post(f"/admin/keys/{key_id}/reveal").status_code == 404

@@ -1,0 +1,1 @@
+"""Pages for people: the operator's `/admin`, rendered on the server."""

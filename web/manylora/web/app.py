@@ -1,0 +1,21 @@
+"""Puts the pages on the application that `manylora.platform.app` made."""
+
+from fastapi import FastAPI
+from fastapi.staticfiles import StaticFiles
+from starlette.middleware import Middleware
+
+from manylora.web.guard import Guard
+from manylora.web.pages import adapters, keys, overview, sign_in, tenants, trial, unknown, upload
+from manylora.web.pages import usage as usage_pages
+from manylora.web.templating import STATIC, STATIC_PATH
+from manylora.web.throttle import SignInThrottle
+
+
+def mount(app: FastAPI) -> None:
+    """Add `/admin` and its files; everything there is behind the guard."""
+    app.state.sign_in_throttle = SignInThrottle()
+    app.mount(STATIC_PATH, StaticFiles(directory=STATIC), name="admin-static")
+    for pages in (sign_in, overview, tenants, upload, adapters, trial, keys, usage_pages, unknown):
+        app.include_router(pages.router, include_in_schema=False)
+    # Innermost, so that the platform's edge gives refusals a request id too.
+    app.user_middleware.append(Middleware(Guard))

@@ -1,0 +1,146 @@
+"""Try it: one prompt, answered by an adapter and, beside it, by the base model.
+
+Both run at once, so they usually share the engine's batches. An operator's try is nobody's usage
+and leaves no usage row.
+"""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+from starlette.concurrency import run_in_threadpool
+
+from manylora.engine.api import AdapterRef, FinishReason, RequestOutput, SamplingParams
+from manylora.engine.api import Request as EngineRequest
+from manylora.engine.client import EngineClient
+from manylora.engine.errors import EngineError
+from manylora.platform.adapters import AdapterView
+from manylora.platform.api.auth import services_of
+from manylora.platform.errors import InvalidInputError, NotFoundError, envelope, meaning_of
+from manylora.platform.ids import new_id
+from manylora.platform.models import AdapterVersion
+from manylora.web.forms import Form, Posted
+from manylora.web.page_route import PageRoute
+from manylora.web.pages.adapters import adapter_page, existing_adapter
+from manylora.web.templating import is_fragment, render
+
+router = APIRouter(route_class=PageRoute)
+
+MAX_PROMPT_CHARS = 4000
+MAX_TOKENS = 96
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What one model said, and what it took; `error` when it could not finish."""
+
+    model: str
+    text: str
+    error: str | None
+    num_prompt_tokens: int
+    num_output_tokens: int
+    seconds: float
+    cut: bool  # it had more to say
+
+
+@router.post("/admin/adapters/{adapter_id}/try")
+async def try_it(request: Request, adapter_id: str, form: Posted) -> Response:
+    """Answer a prompt; the answers come beside the form, or as a fragment for htmx."""
+    view = await run_in_threadpool(_adapter, request, adapter_id)
+    try:
+        answers = await _answers(request, view, form)
+    except (InvalidInputError, EngineError) as error:
+        status = meaning_of(error).status
+        form.errors["prompt"] = envelope(error)["error"]["message"]
+        return await _reply(request, view, form, (), status=422 if status == 400 else status)
+    return await _reply(request, view, form, answers)
+
+
+def _adapter(request: Request, adapter_id: str) -> AdapterView:
+    with services_of(request).db.read() as session:
+        return existing_adapter(session, adapter_id)
+
+
+async def _answers(request: Request, view: AdapterView, form: Form) -> Sequence[Answer]:
+    services = services_of(request)
+    version = _version(view, form.text("version"))
+    messages = [{"role": "user", "content": _prompt(form)}]
+    token_ids = tuple(await run_in_threadpool(services.text.encode_chat, messages))
+    room = (await services.engine.info()).max_model_len - len(token_ids)
+    params = SamplingParams(
+        max_tokens=max(1, min(MAX_TOKENS, room)),  # without room the engine says how much it has
+        temperature=0,
+    )
+
+    def asked(adapter: AdapterRef | None) -> EngineRequest:
+        return EngineRequest(
+            request_id=new_id("try"),
+            prompt_token_ids=token_ids,
+            params=params,
+            tenant=view.tenant.id,
+            adapter=adapter,
+        )
+
+    return await asyncio.gather(
+        _answer(
+            services.engine,
+            f"{view.adapter.name}@v{version.number}",
+            asked(AdapterRef(version.digest)),
+        ),
+        _answer(services.engine, services.base_model.name, asked(None)),
+    )
+
+
+async def _answer(engine: EngineClient, model: str, asked: EngineRequest) -> Answer:
+    started = time.monotonic()
+    whole = RequestOutput(request_id=asked.request_id)
+    error = None
+    try:
+        async for output in engine.generate(asked):
+            whole = whole.merged_with(output)
+    except EngineError as failure:
+        error = str(envelope(failure)["error"]["message"])
+    return Answer(
+        model=model,
+        text=whole.text,
+        error=error or whole.error,
+        num_prompt_tokens=whole.num_prompt_tokens,
+        num_output_tokens=whole.num_output_tokens,
+        seconds=time.monotonic() - started,
+        cut=whole.finish_reason is FinishReason.LENGTH,
+    )
+
+
+def _version(view: AdapterView, number: str) -> AdapterVersion:
+    for version in view.versions:
+        if str(version.number) == number or (not number and version == view.live):
+            return version
+    raise NotFoundError("There is no such version of this adapter.")
+
+
+def _prompt(form: Form) -> str:
+    prompt = form.text("prompt").replace("\r\n", "\n").strip()
+    if not prompt:
+        raise InvalidInputError("Write something to answer.", param="prompt")
+    if len(prompt) > MAX_PROMPT_CHARS or "\0" in prompt:
+        raise InvalidInputError(
+            f"A prompt may have {MAX_PROMPT_CHARS} characters and no NUL.", param="prompt"
+        )
+    return prompt
+
+
+async def _reply(
+    request: Request,
+    view: AdapterView,
+    form: Form,
+    answers: Sequence[Answer],
+    *,
+    status: int = 200,
+) -> Response:
+    values = {"trial": answers, "trial_form": form}
+    if is_fragment(request):
+        return render(request, "_trial.html", {"view": view, **values}, status=status)
+    return await adapter_page(request, view.adapter.id, values, status=status)

@@ -1,0 +1,127 @@
+"""`/admin/adapters/upload`: an adapter's files from the browser."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import UploadFile
+
+from manylora.platform.adapters import Upload
+from manylora.platform.api.auth import services_of
+from manylora.platform.api.body import read_form
+from manylora.platform.db import Database
+from manylora.platform.errors import (
+    AdapterRefusedError,
+    InvalidInputError,
+    PlatformError,
+    UnsupportedMediaTypeError,
+    meaning_of,
+)
+from manylora.platform.models import Tenant
+from manylora.platform.storage import OPTIONAL_FILES, REQUIRED_FILES
+from manylora.platform.tenants import find_tenant, list_tenants
+from manylora.web.forms import Form
+from manylora.web.notices import to_page
+from manylora.web.page_route import PageRoute
+from manylora.web.templating import is_fragment, render
+
+router = APIRouter(route_class=PageRoute)
+
+UPLOAD_PATH = "/admin/adapters/upload"
+FORM_OVERHEAD_BYTES = 1 << 20  # boundaries, part headers and the small fields
+
+
+@dataclass(frozen=True, slots=True)
+class Posting:
+    """What the upload form brought."""
+
+    form: Form
+    files: Sequence[UploadFile]
+
+
+@router.get(UPLOAD_PATH)
+async def show(request: Request) -> Response:
+    form = Form({"tenant": [request.query_params.get("tenant", "")]})
+    return await _page(request, form)
+
+
+@router.post(UPLOAD_PATH)
+async def receive(request: Request) -> Response:
+    """Check and keep the files; a refusal comes back with every reason."""
+    form = Form()
+    try:
+        posting = await _read(request)
+        form = posting.form
+        upload = await _keep(request, posting)
+    except UnsupportedMediaTypeError:
+        raise
+    except PlatformError as error:
+        reasons = error.reasons if isinstance(error, AdapterRefusedError) else []
+        # A field at fault is 422 in a form, whatever the API calls it.
+        status = 422 if isinstance(error, InvalidInputError) else meaning_of(error).status
+        return await _page(request, form.refused(error), reasons=reasons, status=status)
+    notice = "adapter-uploaded" if upload.created else "adapter-known"
+    response = to_page(f"/admin/adapters/{upload.adapter.id}", notice)
+    if is_fragment(request):
+        return Response(status_code=204, headers={"HX-Redirect": response.headers["location"]})
+    return response
+
+
+async def _keep(request: Request, posting: Posting) -> Upload:
+    services = services_of(request)
+    form = posting.form
+    tenant = await run_in_threadpool(_tenant_of, services.db, form)
+    return await services.adapters.upload(
+        tenant.id,
+        form.text("name").strip(),
+        posting.files,
+        promote=form.text("promote") == "true",
+    )
+
+
+def _tenant_of(database: Database, form: Form) -> Tenant:
+    if not form.text("tenant"):
+        raise InvalidInputError("Choose the tenant that the adapter belongs to.", param="tenant")
+    with database.read() as session:
+        tenant = find_tenant(session, form.text("tenant"))
+    if tenant is None:
+        raise InvalidInputError("There is no such tenant.", param="tenant")
+    return tenant
+
+
+async def _read(request: Request) -> Posting:
+    limit = services_of(request).settings.max_upload_bytes + FORM_OVERHEAD_BYTES
+    posted = await read_form(request, max_bytes=limit)
+    values: dict[str, list[str]] = {}
+    files = []
+    for name, value in posted.multi_items():
+        if isinstance(value, str):
+            values.setdefault(name, []).append(value)
+        elif name == "files" and value.filename:  # an empty picker sends a file without a name
+            files.append(value)
+    return Posting(Form(values), files)
+
+
+async def _page(
+    request: Request, form: Form, *, reasons: Sequence[str] = (), status: int = 200
+) -> Response:
+    services = services_of(request)
+    values = {
+        "form": form,
+        "reasons": reasons,
+        "tenants": await run_in_threadpool(_tenants, services.db),
+        "base_model": services.base_model.name,
+        "max_bytes": services.settings.max_upload_bytes,
+        "max_rank": services.settings.engine_config().max_lora_rank,
+        "required": REQUIRED_FILES,
+        "optional": OPTIONAL_FILES,
+    }
+    template = "_upload_form.html" if is_fragment(request) else "upload.html"
+    return render(request, template, values, status=status)
+
+
+def _tenants(database: Database) -> list[Tenant]:
+    with database.read() as session:
+        return list_tenants(session)
