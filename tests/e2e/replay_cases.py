@@ -10,13 +10,16 @@ import json
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
+from typing import Any
 
 import httpx
 
 from support.served import free_port, served
 
 ADMIN_TOKEN = "operator-token-of-the-replay"
+SEEDING_SECONDS = 120
 
 
 def main(script: str, groups: list[str]) -> int:
@@ -46,7 +49,7 @@ def replay(script: str, base: str, group: str, given: list[str]) -> bool:
 
 def variables(base: str, data: Path) -> dict[str, str]:
     """What the cases name. A case that names something else is skipped, and counted."""
-    demo = json.loads((data / "demo.json").read_text())
+    demo = demo_facts(data / "demo.json")
     own, other = demo["tenants"]
     headers = {"Authorization": f"Bearer {ADMIN_TOKEN}"}
     with httpx.Client(base_url=f"{base}/api/v1", headers=headers) as api:
@@ -70,6 +73,17 @@ def variables(base: str, data: Path) -> dict[str, str]:
         "CSRF": "none",
         "LOGIN_CSRF": "none",
     }
+
+
+def demo_facts(path: Path) -> dict[str, Any]:
+    """What the server says of its demo: it writes this once it is ready, when all is seeded."""
+    deadline = time.monotonic() + SEEDING_SECONDS
+    while not path.exists():
+        if time.monotonic() > deadline:
+            raise SystemExit(f"no {path.name} after {SEEDING_SECONDS} s")
+        time.sleep(0.1)
+    facts: dict[str, Any] = json.loads(path.read_text())
+    return facts
 
 
 def keys(api: httpx.Client, own: str) -> dict[str, str]:
