@@ -150,7 +150,9 @@ def answer(model: PeftModel, tokenizer: PreTrainedTokenizerBase, question: str) 
         [{"role": "user", "content": question}], add_generation_prompt=True, return_tensors="pt"
     )
     output = model.generate(**prompt, do_sample=False, max_new_tokens=60)
-    return tokenizer.decode(output[0, prompt["input_ids"].shape[1] :], skip_special_tokens=True)
+    new_ids = output[0, prompt["input_ids"].shape[1] :]
+    text: str = tokenizer.decode(new_ids, skip_special_tokens=True)
+    return text
 
 
 if __name__ == "__main__":

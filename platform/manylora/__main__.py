@@ -98,9 +98,8 @@ async def _serve(settings: Settings, db: "Database", source: "ModelSource") -> N
             server_header=False,
             timeout_graceful_shutdown=GRACE_SECONDS,
         )
-        base_url = f"http://{settings.host}:{settings.port}"
         server = uvicorn.Server(config)
-        introducing = asyncio.create_task(_introduce(services, base_url))
+        introducing = asyncio.create_task(_introduce(services, _base_url(settings)))
         introducing.add_done_callback(lambda task: _stop_if_failed(task, server))
         try:
             await server.serve()
@@ -108,6 +107,12 @@ async def _serve(settings: Settings, db: "Database", source: "ModelSource") -> N
             introducing.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await introducing
+
+
+def _base_url(settings: Settings) -> str:
+    """Where people on this machine reach the server."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(settings.host, settings.host)  # noqa: S104
+    return f"http://{host}:{settings.port}"
 
 
 def _stop_if_failed(introducing: "asyncio.Task[None]", server: "uvicorn.Server") -> None:

@@ -1,5 +1,6 @@
 """Platform tests run on both databases; each test finds its tables empty."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -40,6 +41,7 @@ def db(migrated: Database) -> Iterator[Database]:
 
 
 @pytest.fixture
-def bed(db: Database, tmp_path: Path) -> TestBed:
+def bed(db: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TestBed:
     """The application with two tenants."""
+    monkeypatch.setattr(os, "fsync", lambda _descriptor: None)  # no test pulls the plug
     return make_testbed(db, tmp_path)

@@ -9,9 +9,11 @@ import httpx
 import pytest
 from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute
+from sqlalchemy.exc import OperationalError
 
 from manylora.platform.api.auth import CREDENTIAL_CHECKS
-from manylora.platform.keys import find_key, revoke_key
+from manylora.platform.db import Database
+from manylora.platform.keys import find_key, list_keys, revoke_key
 from manylora.platform.tenants import find_tenant, suspend
 from support.app import ADMIN_TOKEN, TestBed
 
@@ -92,8 +94,6 @@ def test_every_refusal_of_a_key_has_the_same_body(bed: TestBed) -> None:
 
 
 def find_of(session: Any, bed: TestBed, secret: str) -> Any:
-    from manylora.platform.keys import list_keys
-
     return next(
         find_key(session, key.id) for key in list_keys(session) if secret.endswith(key.last4)
     )
@@ -276,3 +276,18 @@ def test_ready_says_whether_the_engine_is(bed: TestBed) -> None:
     bed.engine.alive = False
     assert get(bed, "/ready").status_code == 503
     assert get(bed, "/health").status_code == 200
+
+
+def test_a_database_that_does_not_answer_is_503(
+    bed: TestBed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def down(_database: Database) -> None:
+        raise OperationalError("SELECT secret", {}, Exception("secret"))
+
+    monkeypatch.setattr(Database, "read", down)
+
+    answer = get(bed, "/v1/models", bearer(bed.keys["acme"]))
+
+    assert answer.status_code == 503
+    assert answer.json()["error"]["code"] == "database_unavailable"
+    assert "secret" not in answer.text

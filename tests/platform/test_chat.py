@@ -9,6 +9,7 @@ import httpx
 import pytest
 from openai import APIError, BadRequestError, NotFoundError, OpenAI
 from sqlalchemy import select
+from sqlalchemy.exc import OperationalError
 
 from manylora.engine.errors import (
     EngineError,
@@ -16,6 +17,7 @@ from manylora.engine.errors import (
     EngineUnavailableError,
     RequestFailedError,
 )
+from manylora.platform.db import Database
 from manylora.platform.models import UsageRecord
 from support.app import TestBed, listening
 from support.fake_engine import INFO
@@ -194,6 +196,23 @@ def test_an_error_after_the_first_token_of_a_whole_answer_is_still_billed(bed: T
     [row] = rows(bed)
     assert answer.status_code == 503
     assert (row.status, row.completion_tokens, row.delivered_tokens) == ("engine_error", 2, 0)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_without_its_usage_row_no_answer_is_complete(
+    bed: TestBed, monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    def down(_database: Database) -> None:
+        raise OperationalError("INSERT", {}, Exception("the disk is gone"))
+
+    ask(bed)  # its key is fresh now, so that nothing but the usage row is written
+    monkeypatch.setattr(Database, "write", down)
+
+    answer = ask(bed, stream=stream)
+
+    assert "[DONE]" not in answer.text
+    assert "database_unavailable" in answer.text
+    assert answer.status_code == (200 if stream else 503)
 
 
 def test_a_dead_engine_is_503_and_not_ready(bed: TestBed) -> None:

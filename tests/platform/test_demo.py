@@ -54,10 +54,10 @@ def test_the_facts_are_written_for_the_owner_and_work(services: Services) -> Non
         "acme": ["pirate", "support"],
         "globex": ["json"],
     }
-    with services.db.write() as session:
-        password = facts["admin"]["password"]
-        assert password is not None
-        assert sign_in(session, email=facts["admin"]["email"], password=password)
+    password = facts["admin"]["password"]
+    assert password is not None
+    assert sign_in(services.db, email=facts["admin"]["email"], password=password)
+    with services.db.read() as session:
         for tenant in facts["tenants"]:
             found = authenticate(session, tenant["key"])
             assert found is not None

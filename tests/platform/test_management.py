@@ -183,6 +183,25 @@ def test_a_form_past_the_limit_is_refused_before_it_is_read(bed: TestBed) -> Non
     assert answer.status_code == 413
 
 
+def test_a_form_that_states_no_length_is_capped_as_it_comes(bed: TestBed) -> None:
+    async def endless() -> Any:
+        yield b'--b\r\nContent-Disposition: form-data; name="files"; filename="a"\r\n\r\n'
+        for _ in range(50):
+            yield b"x" * 100_000
+
+    headers = {"content-type": "multipart/form-data; boundary=b"}
+    answer = call(
+        bed,
+        "POST",
+        "/api/v1/adapters",
+        token=bed.keys["acme"],
+        content=endless(),
+        headers=headers,
+    )
+
+    assert answer.status_code == 413
+
+
 def test_an_adapter_shows_versions_aliases_and_residency(bed: TestBed) -> None:
     upload(bed, "mine", b"1")
     digests = [upload(bed, "mine", weights).json()["digest"] for weights in (b"2", b"3")]

@@ -14,7 +14,7 @@ from support.site import words_of
 def test_a_key_that_is_made_works_until_it_is_revoked(signed_in):
     signed_in.add_tenant()
 
-    made = signed_in.post("/admin/keys", tenant="acme", name="laptop", scopes="infer")
+    made = signed_in.post("/admin/keys", tenant="acme", name="laptop")
 
     secret = re.search(r'id="new-key">(ml_\w+)<', made.text)[1]
     models = signed_in.get("/v1/models", authorization=f"Bearer {secret}")

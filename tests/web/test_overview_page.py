@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+import time
 
 from manylora.engine.api import EngineStats, SlotStats
 from manylora.web import engine_view
@@ -37,7 +38,9 @@ def test_the_page_comes_when_the_engine_does_not(signed_in, monkeypatch):
         await asyncio.sleep(60)
 
     signed_in.engine.stats = hang
+    started = time.monotonic()
     hanging = signed_in.get("/admin")
+    assert time.monotonic() - started < 10
     signed_in.engine.alive = False
     gone = signed_in.get("/admin")
 

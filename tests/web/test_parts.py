@@ -6,7 +6,7 @@ import pytest
 
 from manylora.platform.ids import now_us
 from manylora.web.charts import HEIGHT, bars
-from manylora.web.templating import _ago, _duration, _sentence, _size
+from manylora.web.templating import _ago, _duration, _latency, _sentence, _size
 from manylora.web.throttle import MAX_FAILURES_OF_ADDRESS, SignInThrottle
 
 
@@ -83,6 +83,13 @@ def test_durations_are_said_in_their_largest_unit(seconds, said):
 )
 def test_sizes_are_said_in_decimal_units(num_bytes, said):
     assert _size(num_bytes) == said
+
+
+@pytest.mark.parametrize(
+    ("microseconds", "said"), [(0, "0 ms"), (259_700, "260 ms"), (7_222_354, "7.2 s")]
+)
+def test_latencies_are_said_in_milliseconds_below_a_second(microseconds, said):
+    assert _latency(microseconds) == said
 
 
 def test_a_time_is_said_relative_to_now_with_the_exact_one_beside():

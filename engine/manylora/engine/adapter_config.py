@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ _NEUTRAL = frozenset(
     {
         "auto_mapping",
         "base_model_name_or_path",
+        "eva_config",  # how A was initialised
         "exclude_modules",
         "fan_in_fan_out",  # PEFT itself drops it for the linear layers of these models
         "inference_mode",
@@ -39,6 +41,9 @@ _USED = frozenset(
 # from it, so their weights mean something only over that changed base.
 _PLAIN_INITS = (True, False, None, "gaussian", "eva", "orthogonal")
 _LITERAL = re.compile(r"[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)*")
+MAX_PATTERN_KEYS = 4096
+
+Patterns = tuple[tuple[re.Pattern[str], float], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +53,8 @@ class AdapterConfig:
     default_rank: int
     default_alpha: float
     rslora: bool
-    rank_pattern: Mapping[str, int]
-    alpha_pattern: Mapping[str, float]
+    rank_patterns: Patterns
+    alpha_patterns: Patterns
     ignored: tuple[str, ...]
     base_model: str | None
 
@@ -69,39 +74,46 @@ class AdapterConfig:
             default_rank=raw["r"],
             default_alpha=raw["lora_alpha"],
             rslora=raw.get("use_rslora") or False,
-            rank_pattern=raw.get("rank_pattern") or {},
-            alpha_pattern=raw.get("alpha_pattern") or {},
+            rank_patterns=_compile(raw.get("rank_pattern") or {}),
+            alpha_patterns=_compile(raw.get("alpha_pattern") or {}),
             ignored=tuple(sorted(raw.keys() - _USED)),
             base_model=base_model if isinstance(base_model, str) else None,
         )
 
     def rank(self, path: str) -> int:
-        return int(_matching(self.rank_pattern, path, self.default_rank))
+        return int(_matching(self.rank_patterns, path, self.default_rank))
 
     def scale(self, path: str) -> float:
         """alpha / r, or alpha / sqrt(r) for rsLoRA (Kalajdzievski, arXiv 2312.03732)."""
-        alpha = _matching(self.alpha_pattern, path, self.default_alpha)
+        alpha = _matching(self.alpha_patterns, path, self.default_alpha)
         rank = self.rank(path)
         return alpha / (math.sqrt(rank) if self.rslora else rank)
 
 
-def _matching(pattern: Mapping[str, float], path: str, default: float) -> float:
-    """PEFT's rule: the first key that is the path's end at a dot, or all of it."""
-    for key, value in pattern.items():
-        if path == key or path.endswith("." + key):
-            return value
-    return default
+def _compile(pattern: Mapping[str, float]) -> Patterns:
+    """PEFT's rule (`get_pattern_key`): a key fits a path's end behind a dot, or all of it.
+
+    To PEFT a key is a regular expression, so a dot in it fits any character here too.
+    """
+    return tuple((re.compile(rf"(.*\.)?({key})"), value) for key, value in pattern.items())
+
+
+def _matching(patterns: Patterns, path: str, default: float) -> float:
+    """The value of the first pattern that fits."""
+    return next((value for key, value in patterns if key.fullmatch(path)), default)
 
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        content = path.read_bytes()
+        with path.open("rb") as file:
+            content = file.read(MAX_CONFIG_BYTES + 1)
     except OSError as error:
         raise AdapterError([f"{path.name} is missing"]) from error
     if len(content) > MAX_CONFIG_BYTES:
         raise AdapterError([f"{path.name} is larger than 1 MiB"])
     try:
         raw = json.loads(content)
+        json.dumps(raw, ensure_ascii=False).encode()  # half a surrogate pair cannot be shown
     except (ValueError, RecursionError) as error:
         raise AdapterError([f"{path.name} is not JSON"]) from error
     if not isinstance(raw, dict):
@@ -141,6 +153,9 @@ def _malformed(raw: dict[str, Any]) -> list[str]:
         if not isinstance(pattern, dict):
             reasons.append(f"{name} is not an object")
             continue
+        if len(pattern) > MAX_PATTERN_KEYS:
+            reasons.append(f"{name} has {len(pattern)} keys, more than {MAX_PATTERN_KEYS}")
+            continue
         for key, value in pattern.items():
             if not _LITERAL.fullmatch(key):
                 reasons.append(f"{name}: key {key!r} is a regular expression; only names are taken")
@@ -156,4 +171,4 @@ def _is_rank(value: object) -> bool:
 def _is_number(value: object) -> bool:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
-    return math.isfinite(value) and value > 0
+    return 0 < value <= sys.float_info.max

@@ -16,7 +16,7 @@ def chain_root(
     *, tenant: str, base_digest: str, adapter_digest: str | None, kv_dtype: str
 ) -> bytes:
     """SHA-256 over a length-prefixed, tagged tuple: unequal tuples have unequal bytes."""
-    adapter = ("adapter", adapter_digest) if adapter_digest else ("base", "")
+    adapter = ("adapter", adapter_digest) if adapter_digest is not None else ("base", "")
     parts = ("tenant", tenant, "model", base_digest, *adapter, "kv", kv_dtype)
     return _digest(HASH_FORMAT, (part.encode() for part in parts))
 

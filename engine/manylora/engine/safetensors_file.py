@@ -79,6 +79,7 @@ def _read_header(content: memoryview, name: str) -> tuple[tuple[TensorEntry, ...
         header = json.loads(
             bytes(content[8 : 8 + length]).decode(), object_pairs_hook=_no_duplicates
         )
+        json.dumps(header, ensure_ascii=False).encode()  # half a surrogate pair cannot be shown
     except (ValueError, RecursionError) as error:
         raise AdapterError([f"{name}: the header is not JSON without duplicate keys"]) from error
     if not isinstance(header, dict):
@@ -104,7 +105,7 @@ def _read_entry(name: str, value: Any) -> TensorEntry:
     except (KeyError, TypeError, ValueError) as error:
         raise AdapterError([f"{name!r}: dtype, shape or data_offsets is missing"]) from error
     numbers = (*shape, start, stop)
-    if dtype not in _ITEM_BYTES:
+    if not isinstance(dtype, str) or dtype not in _ITEM_BYTES:
         raise AdapterError([f"{name!r}: dtype {dtype!r} is not one of F32, F16, BF16"])
     if not all(type(n) is int and n >= 0 for n in numbers):
         raise AdapterError([f"{name!r}: shape and data_offsets must be whole numbers"])

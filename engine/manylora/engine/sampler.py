@@ -47,7 +47,8 @@ def _uniform(seed: int, position: int) -> float:
 
 def _draw(logits: Tensor, params: SamplingParams, uniform: float) -> int:
     """Inverse transform sampling over what temperature, top_k and top_p leave."""
-    weights = torch.softmax(logits.double() / params.temperature, dim=-1)
+    below_best = logits.double() - logits.max()  # at most 0: no temperature makes it overflow
+    weights = torch.softmax(below_best / params.temperature, dim=-1)
     if params.top_k == 0 and params.top_p == 1:
         return _inverse(weights, uniform)
     kept, tokens = _nucleus(weights, params)
@@ -69,7 +70,7 @@ def _nucleus(weights: Tensor, params: SamplingParams) -> tuple[Tensor, Tensor]:
         kept, tokens = _top(weights, size)
         whole = kept.sum() if params.top_k else weights.sum()
         before = kept.cumsum(0) - kept
-        count = int((before < params.top_p * whole).sum())
+        count = max(1, int((before < params.top_p * whole).sum()))
         if count < size:
             break
     return kept[:count], tokens[:count]
@@ -77,16 +78,19 @@ def _nucleus(weights: Tensor, params: SamplingParams) -> tuple[Tensor, Tensor]:
 
 def _top(weights: Tensor, size: int) -> tuple[Tensor, Tensor]:
     """The `size` greatest with their indices, greatest first, equals by index."""
-    values, indices = torch.topk(weights, size)
-    order = np.lexsort((indices.numpy(), -values.numpy()))
-    picked = torch.from_numpy(order)
-    return values[picked], indices[picked]
+    least = torch.topk(weights, size).values[-1]
+    above = torch.nonzero(weights > least).flatten()
+    equal = torch.nonzero(weights == least).flatten()[: size - len(above)]
+    indices = torch.cat([above, equal])
+    values, order = torch.sort(weights[indices], descending=True, stable=True)
+    return values, indices[order]
 
 
 def _logprob(logits: Tensor, token: int, num_top: int) -> TokenLogprob:
     logprobs = torch.log_softmax(logits.double(), dim=-1)
+    num_top = min(num_top, len(logprobs))
     values, indices = _top(logprobs, num_top) if num_top else (logprobs[:0], logprobs[:0])
-    top = tuple(zip(map(int, indices), map(float, values), strict=True))
+    top = tuple(zip(indices.tolist(), values.tolist(), strict=True))
     value = float(logprobs[token])
     assert math.isfinite(value)
     return TokenLogprob(token, value, top)

@@ -3,7 +3,8 @@
 import structlog
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import InterfaceError, OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from starlette.exceptions import HTTPException
 
 from manylora.engine.errors import EngineError
@@ -55,7 +56,8 @@ def create_app(services: Services) -> FastAPI:
 def _add_error_answers(app: FastAPI) -> None:
     app.add_exception_handler(PlatformError, _answer_error)
     app.add_exception_handler(EngineError, _answer_error)
-    app.add_exception_handler(OperationalError, _answer_database_error)
+    for kind in (OperationalError, InterfaceError, PoolTimeoutError):
+        app.add_exception_handler(kind, _answer_database_error)
     app.add_exception_handler(HTTPException, _answer_http_error)
     app.add_exception_handler(RequestValidationError, _answer_validation_error)
     app.add_exception_handler(ClientGoneError, _answer_nobody)

@@ -6,6 +6,7 @@ they are the fields of `manylora.engine.config.EngineConfig` and come by the sam
 """
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -21,7 +22,6 @@ from pydantic_settings import (
 
 from manylora.engine.config import EngineConfig
 from manylora.engine.errors import InvalidRequestError
-from manylora.platform.db import sqlite_url
 
 
 class SettingsError(Exception):
@@ -47,6 +47,8 @@ class Settings(BaseSettings):
     @property
     def database(self) -> str:
         """The URL of the database, which is a file in the data folder unless one is given."""
+        from manylora.platform.db import sqlite_url  # short commands do without SQLAlchemy
+
         return self.database_url or sqlite_url(self.data_dir.resolve() / "manylora.db")
 
     @property
@@ -78,6 +80,7 @@ class Settings(BaseSettings):
         return init_settings, env_settings, TomlConfigSettingsSource(settings_cls)
 
 
+@functools.cache
 def all_options() -> dict[str, FieldInfo]:
     """Every setting by name, the engine's options too, with type, default and description."""
     return _with_engine_options(None).model_fields

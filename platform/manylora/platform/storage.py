@@ -5,7 +5,7 @@ import os
 import secrets
 import shutil
 from pathlib import Path
-from typing import Protocol
+from typing import BinaryIO, Protocol
 
 import anyio
 
@@ -35,14 +35,17 @@ class UploadedFile(Protocol):
 
 
 class LocalFile:
-    """A file on this machine, in an upload's place."""
+    """A file on this machine, in an upload's place. Opened when first read, closed at its end."""
 
     def __init__(self, path: Path) -> None:
         self.filename = path.name
-        self._file = path.open("rb")
+        self._path = path
+        self._file: BinaryIO | None = None
 
     async def read(self, size: int = -1) -> bytes:
-        """The next bytes; the file is closed at its end."""
+        """The next bytes."""
+        if self._file is None:
+            self._file = self._path.open("rb")
         chunk = await anyio.to_thread.run_sync(self._file.read, size)
         if not chunk:
             self._file.close()

@@ -71,7 +71,7 @@ def _environment() -> Environment:
         size=_size,
         number=_number,
         duration=_duration,
-        milliseconds=_milliseconds,
+        latency=_latency,
         sentence=_sentence,
         options=_options,
     )
@@ -110,8 +110,10 @@ def _number(value: int) -> str:
     return f"{value:,}"
 
 
-def _milliseconds(microseconds: int) -> str:
-    return f"{microseconds / 1000:,.0f} ms"
+def _latency(microseconds: int) -> str:
+    if microseconds < 1_000_000:
+        return f"{microseconds / 1000:.0f} ms"
+    return f"{microseconds / 1e6:,.1f} s"
 
 
 def _sentence(message: str) -> str:

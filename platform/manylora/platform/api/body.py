@@ -92,6 +92,8 @@ async def read_form(request: Request, *, max_bytes: int) -> FormData:
         return await capped.form(max_files=_MAX_FORM_FILES, max_fields=_MAX_FORM_FIELDS)
     except (HTTPException, MultiPartException, FormParserError) as error:
         raise InvalidInputError("the form cannot be read") from error
+    except ClientDisconnect as error:
+        raise InvalidInputError("the body ended early") from error
 
 
 def parse_json(raw: bytes) -> Any:

@@ -1,0 +1,330 @@
+"""The scheduler without a model: each step's rules over random traffic, and who goes first."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from manylora.engine.api import AdapterRef, FinishReason, Request, SamplingParams
+from manylora.engine.blocks import BlockPool
+from manylora.engine.scheduler import ScheduledBatch, Scheduler
+from manylora.engine.sequence import Sequence, SequenceStatus
+from manylora.engine.slots import AdapterSlots
+
+Known = tuple[str, str | None, tuple[int, ...]]  # tenant, adapter, the tokens up to a position
+
+
+def make_sequence(
+    name: str,
+    prompt: list[int],
+    *,
+    max_tokens: int = 4,
+    adapter: str | None = None,
+    tenant: str = "a",
+) -> Sequence:
+    request = Request(
+        request_id=name,
+        prompt_token_ids=tuple(prompt),
+        params=SamplingParams(max_tokens=max_tokens),
+        tenant=tenant,
+        adapter=None if adapter is None else AdapterRef(adapter),
+    )
+    return Sequence(request=request, token_ids=list(prompt), arrival_time=0.0)
+
+
+@dataclass
+class Engine:
+    """Takes the scheduler's steps as the true engine does, with token 0 for every sample.
+
+    It remembers what each KV position and slot would hold, and checks each step's rules.
+    """
+
+    num_blocks: int = 16
+    block_size: int = 2
+    num_slots: int = 2
+    max_num_seqs: int = 4
+    budget: int = 8
+    prefix_caching: bool = True
+    adapter_ready: Callable[[str], bool] = lambda digest: True
+    kv: dict[tuple[int, int], Known] = field(default_factory=dict)
+    slot_content: dict[int, str] = field(default_factory=dict)
+    batches: list[ScheduledBatch] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.blocks = BlockPool(
+            self.num_blocks, self.block_size, prefix_caching=self.prefix_caching
+        )
+        self.slots = AdapterSlots(self.num_slots)
+        self.scheduler = Scheduler(
+            self.blocks,
+            self.slots,
+            max_num_seqs=self.max_num_seqs,
+            max_num_batched_tokens=self.budget,
+            base_digest="base",
+            kv_dtype="float32",
+            adapter_ready=lambda digest: self.adapter_ready(digest),
+        )
+
+    def step(self) -> ScheduledBatch:
+        before = list(self.scheduler.running)
+        decodes = [s for s in before if s.num_tokens - s.num_computed_tokens == 1]
+        held = {s.slot for s in before if s.slot is not None}
+
+        batch = self.scheduler.schedule()
+        self.batches.append(batch)
+
+        scheduled = [entry.sequence for entry in batch.entries]
+        assert batch.num_tokens <= self.budget
+        assert len(self.scheduler.running) <= self.max_num_seqs
+        assert all(s in scheduled for s in decodes if s not in batch.preempted)
+        assert scheduled[: len(decodes)] == [s for s in decodes if s in scheduled] or batch.preempted
+        assert all(slot not in held for slot, _ in batch.fills)
+        if batch.preempted:
+            assert set(scheduled) <= set(before)
+            first = list(self.scheduler.waiting)[: len(batch.preempted)]
+            assert first == [s for s in before if s in batch.preempted]
+        self.slot_content |= dict(batch.fills)
+        self._check_holds()
+        for entry in batch.entries:
+            self._compute(entry.sequence, entry.num_tokens)
+        self._advance(batch)
+        return batch
+
+    def _check_holds(self) -> None:
+        running = self.scheduler.running
+        for sequence in running:
+            in_slot = None if sequence.slot is None else self.slot_content[sequence.slot]
+            assert in_slot == sequence.digest
+        for slot in range(self.num_slots):
+            assert self.slots.holds(slot) == sum(s.slot == slot for s in running)
+        assert self.blocks.num_used == len({b for s in running for b in s.block_table})
+        assert all(not s.block_table and s.slot is None for s in self.scheduler.waiting)
+
+    def _compute(self, sequence: Sequence, count: int) -> None:
+        """All earlier positions are there, by whoever they were computed; now the next ones."""
+        start = sequence.num_computed_tokens
+        assert count > 0
+        assert start + count <= sequence.num_tokens
+        for position in range(start + count):
+            block = sequence.block_table[position // self.block_size]
+            place = (block, position % self.block_size)
+            tokens = tuple(sequence.token_ids[: position + 1])
+            known = (sequence.request.tenant, sequence.digest, tokens)
+            if position < start:
+                assert self.kv[place] == known
+            else:
+                self.kv[place] = known
+
+    def _advance(self, batch: ScheduledBatch) -> None:
+        sampling = [entry.sequence for entry in batch.entries if entry.samples]
+        self.scheduler.advance(batch)
+        for sequence in sampling:
+            sequence.token_ids.append(0)
+            if sequence.num_output_tokens == sequence.request.params.max_tokens:
+                self.scheduler.remove(sequence)
+                sequence.finish(FinishReason.LENGTH)
+
+    def run(self, *sequences: Sequence, max_steps: int = 200) -> None:
+        for sequence in sequences:
+            self.scheduler.add(sequence)
+        for _ in range(max_steps):
+            if not self.scheduler.running and not self.scheduler.waiting:
+                return
+            self.step()
+        raise AssertionError(f"not done after {max_steps} steps")
+
+    def assert_empty(self) -> None:
+        assert self.blocks.num_used == 0
+        assert all(self.slots.holds(slot) == 0 for slot in range(self.num_slots))
+
+
+@dataclass(frozen=True)
+class Arrival:
+    step: int
+    prompt: list[int]
+    max_tokens: int
+    adapter: str | None
+    tenant: str
+    aborted_at: int | None
+
+
+arrivals = st.builds(
+    Arrival,
+    step=st.integers(0, 12),
+    prompt=st.lists(st.integers(0, 1), min_size=1, max_size=14),
+    max_tokens=st.integers(1, 8),
+    adapter=st.sampled_from([None, "x", "y", "z"]),
+    tenant=st.sampled_from("ab"),
+    aborted_at=st.none() | st.integers(0, 20),
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    engine=st.builds(
+        Engine,
+        num_blocks=st.integers(11, 20),  # the longest request takes 22 positions
+        num_slots=st.integers(1, 3),
+        max_num_seqs=st.integers(1, 5),
+        budget=st.integers(5, 12),
+        prefix_caching=st.booleans(),
+    ),
+    traffic=st.lists(arrivals, max_size=9),
+    ready_at=st.fixed_dictionaries({d: st.integers(0, 15) for d in "xyz"}),
+)
+def test_every_request_ends_and_gives_everything_back(
+    engine: Engine, traffic: list[Arrival], ready_at: dict[str, int]
+) -> None:
+    engine.adapter_ready = lambda digest: step >= ready_at[digest]
+    sequences: list[tuple[Arrival, Sequence]] = []
+    # At worst each runs alone from its start for each token of each request before it.
+    tokens = [len(a.prompt) + a.max_tokens for a in traffic]
+    bound = 30 + sum(tokens) * (1 + len(traffic))
+
+    for step in range(bound):
+        for number, arrival in enumerate(traffic):
+            if arrival.step == step:
+                sequence = make_sequence(
+                    str(number),
+                    arrival.prompt,
+                    max_tokens=arrival.max_tokens,
+                    adapter=arrival.adapter,
+                    tenant=arrival.tenant,
+                )
+                sequences.append((arrival, sequence))
+                engine.scheduler.add(sequence)
+        for arrival, sequence in sequences:
+            if arrival.aborted_at == step and sequence.status is not SequenceStatus.FINISHED:
+                engine.scheduler.remove(sequence)
+                sequence.finish(FinishReason.ABORT)
+        engine.step()
+        if len(sequences) == len(traffic) and not (
+            engine.scheduler.running or engine.scheduler.waiting
+        ):
+            break
+
+    assert all(sequence.status is SequenceStatus.FINISHED for _, sequence in sequences)
+    assert len(sequences) == len(traffic)
+    engine.assert_empty()
+
+
+def test_a_long_prompt_comes_in_pieces_beside_running_decodes() -> None:
+    engine = Engine(budget=4)
+    short = make_sequence("short", [1], max_tokens=6)
+    long = make_sequence("long", [0] * 10, max_tokens=1)
+
+    engine.run(short, long)
+
+    rows = [[(e.sequence.request_id, e.num_tokens) for e in b.entries] for b in engine.batches]
+    assert rows[:4] == [
+        [("short", 1), ("long", 3)],
+        [("short", 1), ("long", 3)],
+        [("short", 1), ("long", 3)],
+        [("short", 1), ("long", 1)],
+    ]
+
+
+def test_a_sequence_whose_adapter_is_not_ready_does_not_hold_up_others() -> None:
+    engine = Engine(adapter_ready=lambda digest: digest != "slow")
+    slow = make_sequence("slow", [1], adapter="slow")
+    others = [make_sequence("base", [1]), make_sequence("fast", [1], adapter="fast")]
+    for sequence in (slow, *others):
+        engine.scheduler.add(sequence)
+
+    engine.step()
+    assert engine.scheduler.running == others
+
+    engine.adapter_ready = lambda digest: True
+    engine.step()
+    assert slow in engine.scheduler.running
+
+
+def test_a_sequence_that_finds_no_slot_does_not_hold_up_others() -> None:
+    engine = Engine(num_slots=1)
+    holder = make_sequence("holder", [1], adapter="x", max_tokens=3)
+    blocked = make_sequence("blocked", [1], adapter="y", max_tokens=1)
+    others = [make_sequence("same", [1], adapter="x"), make_sequence("base", [1])]
+    for sequence in (holder, blocked, *others):
+        engine.scheduler.add(sequence)
+
+    engine.step()
+    assert engine.scheduler.running == [holder, *others]
+
+    engine.run()
+    assert blocked.status is SequenceStatus.FINISHED
+    assert engine.slot_content == {0: "y"}
+
+
+def test_a_sequence_that_finds_no_blocks_is_not_overtaken() -> None:
+    engine = Engine(num_blocks=4, block_size=2)
+    first = make_sequence("first", [0] * 5, max_tokens=1)
+    large = make_sequence("large", [1] * 6, max_tokens=1)
+    small = make_sequence("small", [1], max_tokens=1)
+    for sequence in (first, large, small):
+        engine.scheduler.add(sequence)
+
+    batch = engine.step()
+
+    assert [entry.sequence for entry in batch.entries] == [first]
+
+
+def test_the_last_admitted_is_preempted_and_computed_again_from_the_front_of_the_queue() -> None:
+    engine = Engine(num_blocks=4, block_size=2, prefix_caching=False)
+    older = make_sequence("older", [0, 0, 0], max_tokens=5)
+    newer = make_sequence("newer", [1, 1, 1], max_tokens=2, adapter="x")
+    later = make_sequence("later", [1], max_tokens=1)
+    for sequence in (older, newer, later):
+        engine.scheduler.add(sequence)
+    engine.step()
+    newer.token_ids.append(0)  # it wants a third block now, as does the older
+    older.token_ids.append(0)
+
+    batch = engine.step()
+
+    assert batch.preempted == (newer,)
+    assert [entry.sequence for entry in batch.entries] == [older]
+    assert list(engine.scheduler.waiting) == [newer, later]
+    assert newer.num_computed_tokens == 0
+    assert newer.num_preemptions == 1
+    assert engine.slots.holds(0) == 0
+
+
+def test_a_preempted_sequence_finds_its_own_blocks_again() -> None:
+    engine = Engine(num_blocks=6, block_size=2, budget=12)
+    first = make_sequence("first", [0] * 4, max_tokens=6)
+    second = make_sequence("second", [1] * 4, max_tokens=6)
+
+    engine.run(first, second)
+
+    assert second.num_preemptions > 0
+    again = [e for b in engine.batches for e in b.entries if e.sequence is second]
+    assert sum(entry.num_tokens for entry in again) < 2 * second.num_tokens
+    engine.assert_empty()
+
+
+def test_a_prefix_hit_leaves_the_last_token_to_compute() -> None:
+    engine = Engine()
+    prompt = [0, 1, 0, 1]
+    engine.run(make_sequence("cold", prompt, max_tokens=1))
+    warm = make_sequence("warm", prompt, max_tokens=1)
+
+    engine.run(warm)
+
+    assert warm.num_cached_tokens == 2
+    assert [e.num_tokens for e in engine.batches[-1].entries] == [2]
+
+
+def test_a_prefix_of_another_tenant_or_adapter_is_not_found() -> None:
+    engine = Engine()
+    prompt = [0, 1, 0, 1, 0]
+    engine.run(make_sequence("cold", prompt, adapter="x", max_tokens=1))
+    others = [
+        make_sequence("tenant", prompt, adapter="x", tenant="b", max_tokens=1),
+        make_sequence("adapter", prompt, adapter="y", max_tokens=1),
+        make_sequence("base", prompt, max_tokens=1),
+    ]
+
+    engine.run(*others)
+
+    assert [sequence.num_cached_tokens for sequence in others] == [0, 0, 0]
