@@ -108,17 +108,6 @@ def test_a_damaged_adapter_is_an_error_of_its_own_and_may_be_tried_again(
     assert cache.is_loaded(stored["all"])
 
 
-def test_a_load_that_nobody_waits_for_any_more_harms_nobody(
-    cache: AdapterCache, stored: dict[str, str]
-) -> None:
-    loads = [cache.begin_load(digest) for digest in stored.values()]
-    loads[-1].cancel()
-    wait(loads)
-
-    assert cache.finish_loads() == {}
-    assert not cache.is_loading
-
-
 def test_the_least_recently_used_goes_first(cache: AdapterCache) -> None:
     for digest in "abc":
         cache.put(weights(digest))

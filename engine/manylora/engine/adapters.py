@@ -1,5 +1,6 @@
 """Adapters in host memory by digest, loaded off the engine thread, least recently used out."""
 
+import re
 from collections import OrderedDict
 from collections.abc import Collection, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -18,6 +19,7 @@ from manylora.engine.safetensors_file import SafetensorsFile, TensorEntry
 
 logger = structlog.get_logger(__name__)
 
+_DIGEST = re.compile(r"[0-9a-f]{64}")  # anything else could name a folder outside the store
 _DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
@@ -120,8 +122,10 @@ class AdapterCache:
             done.set_result(self.get(digest))
             return done
         if digest not in self._loading:
-            folder = None if self._store is None else self._store / digest
-            if folder is None or not folder.is_dir():
+            if self._store is None or not _DIGEST.fullmatch(digest):
+                raise AdapterNotFoundError(digest)
+            folder = self._store / digest
+            if not folder.is_dir():
                 raise AdapterNotFoundError(digest)
             self._loading[digest] = self._worker.submit(self._load, digest, folder)
         return self._loading[digest]

@@ -7,6 +7,8 @@ from typing import Any
 
 from manylora.engine.errors import InvalidRequestError
 
+MAX_INT = (1 << 63) - 1  # what the wire carries
+
 
 class FinishReason(StrEnum):
     """Why a request ended."""
@@ -43,17 +45,26 @@ class SamplingParams:
         _in_range("temperature", self.temperature, 0, 2)
         _in_range("top_p", self.top_p, 0, 1)
         _in_range("top_k", self.top_k, 0, None)
+        _in_range("seed", self.seed, -MAX_INT, None)
         _in_range("logprobs", self.logprobs, 0, 20)
+        for token_id in self.stop_token_ids:
+            _in_range("stop_token_ids", token_id, 0, None)
         if self.top_p == 0:
             raise InvalidRequestError("top_p must be greater than 0", param="top_p")
         if "" in stop:
             raise InvalidRequestError("a stop string must not be empty", param="stop")
+        try:
+            "".join(stop).encode()
+        except UnicodeEncodeError as error:  # half a surrogate pair
+            raise InvalidRequestError(
+                "a stop string is not valid Unicode", param="stop"
+            ) from error
 
 
 def _in_range(name: str, value: float | None, low: float, high: float | None) -> None:
     if value is None:
         return
-    if not (low <= value and (high is None or value <= high)):  # NaN fails both
+    if not low <= value <= (MAX_INT if high is None else high):  # NaN fails both
         bound = f"at least {low}" if high is None else f"between {low} and {high}"
         raise InvalidRequestError(f"{name} must be {bound}", param=name)
 
@@ -78,6 +89,8 @@ class Request:
     def __post_init__(self) -> None:
         if not self.prompt_token_ids:
             raise InvalidRequestError("the prompt has no tokens", param="prompt")
+        if min(self.prompt_token_ids) < 0 or max(self.prompt_token_ids) > MAX_INT:
+            raise InvalidRequestError("a prompt token id is out of range", param="prompt")
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,9 +2,8 @@
 
 torch's own matrix product is not batch invariant: `F.linear` gives a row other bits at one row
 than at two. Here every call that mixes numbers of a row has one fixed shape: products and
-elementwise functions run on tiles of `ROW_TILE` rows, attention on groups of `GROUP_TILES` tiles
-of `QUERY_TILE` rows over key chunks of one fixed length in ascending order with a running softmax
-(Milakov and Gimelshein, arXiv 1805.02867). Zeros pad what is missing.
+elementwise functions run on tiles of `ROW_TILE` rows, attention as `ref_attention.py` says. Zeros
+pad what is missing.
 
 What is left to the libraries below torch is that a row's bits do not depend on where in a tile it
 stands. oneMKL promises that, whatever the threads and the alignment, only in its strict
@@ -19,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from manylora.kernels.ref_attention import ReferenceAttentionPlan, attention, plan_attention
 from manylora.kernels.surface import (
     KVShape,
     LoraSlice,
@@ -30,9 +30,6 @@ from manylora.kernels.surface import (
 os.environ.setdefault("MKL_CBWR", "AVX2,STRICT")
 
 ROW_TILE = 32  # rows of one product
-QUERY_TILE = 8  # query rows of one sequence in one attention tile
-GROUP_TILES = 8  # attention tiles computed together
-KEY_CHUNK = 128  # keys of one attention step, rounded up to whole blocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,22 +80,6 @@ class ReferenceKVCache:
         return self.keys.shape[1]
 
 
-@dataclass(frozen=True, slots=True)
-class _TileGroup:
-    """`GROUP_TILES` attention tiles; missing rows have position -1."""
-
-    rows: Tensor  # [G, QUERY_TILE] int64 into q; 0 where missing
-    positions: Tensor  # [G, QUERY_TILE] int64
-    blocks: Tensor  # [G, chunks * blocks per chunk] int64; 0 where missing
-    num_chunks: int
-
-
-@dataclass(frozen=True, slots=True)
-class ReferenceAttentionPlan:
-    groups: tuple[_TileGroup, ...]
-    chunk: int  # keys
-
-
 class ReferenceBackend:
     """See `surface.Backend` for every op's contract."""
 
@@ -142,14 +123,7 @@ class ReferenceBackend:
         )
 
     def plan_attention(self, spans: Sequence[RowSpan], block_size: int) -> ReferenceAttentionPlan:
-        blocks_per_chunk = -(-KEY_CHUNK // block_size)
-        chunk = blocks_per_chunk * block_size
-        tiles = [(span, offset) for span in spans for offset in range(0, span.num_rows, QUERY_TILE)]
-        groups = [
-            _tile_group(tiles[i : i + GROUP_TILES], chunk, blocks_per_chunk, self._device)
-            for i in range(0, len(tiles), GROUP_TILES)
-        ]
-        return ReferenceAttentionPlan(tuple(groups), chunk)
+        return plan_attention(spans, block_size, self._device)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         scale = weight.to(x.dtype)
@@ -199,12 +173,7 @@ class ReferenceBackend:
     def attention(
         self, q: Tensor, kv: ReferenceKVCache, layer: int, plan: ReferenceAttentionPlan
     ) -> Tensor:
-        out = torch.zeros_like(q)
-        for group in plan.groups:
-            result = _group_attention(q, kv.keys[layer], kv.values[layer], group, plan.chunk)
-            present = group.positions >= 0
-            out[group.rows[present]] = result[present].to(q.dtype)
-        return out.flatten(1)
+        return attention(q, kv.keys[layer], kv.values[layer], plan)
 
     def gate_up_silu_mul(
         self, x: Tensor, weight: ReferenceWeight, site: Site, lora: ReferenceLoraPlan
@@ -246,62 +215,3 @@ def _product(x: Tensor, weight: Tensor) -> Tensor:
 def _rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     first, second = heads.chunk(2, dim=-1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
-
-
-def _tile_group(
-    tiles: Sequence[tuple[RowSpan, int]], chunk: int, blocks_per_chunk: int, device: str
-) -> _TileGroup:
-    last_key = max(s.first_position + min(s.num_rows, o + QUERY_TILE) for s, o in tiles)
-    num_chunks = -(-last_key // chunk)
-    rows = torch.zeros(GROUP_TILES, QUERY_TILE, dtype=torch.int64)
-    positions = torch.full((GROUP_TILES, QUERY_TILE), -1)
-    blocks = torch.zeros(GROUP_TILES, num_chunks * blocks_per_chunk, dtype=torch.int64)
-    for i, (span, offset) in enumerate(tiles):
-        count = min(QUERY_TILE, span.num_rows - offset)
-        rows[i, :count] = span.first_row + offset + torch.arange(count)
-        positions[i, :count] = span.first_position + offset + torch.arange(count)
-        table = torch.tensor(span.block_table[: blocks.shape[1]])
-        blocks[i, : len(table)] = table
-    return _TileGroup(rows.to(device), positions.to(device), blocks.to(device), num_chunks)
-
-
-def _group_attention(
-    q: Tensor, keys: Tensor, values: Tensor, group: _TileGroup, chunk: int
-) -> Tensor:
-    """Attention of one group: [G, QUERY_TILE, Q, D] in the accumulator dtype."""
-    dtype = accumulator_dtype(q.dtype)
-    tiles, rows = group.rows.shape
-    kv_heads, size = keys.shape[-2:]
-    share = q.shape[1] // kv_heads  # query heads of one KV head
-    queries = q[group.rows].to(dtype).view(tiles, rows, kv_heads, share, size)
-    queries = queries.permute(0, 2, 3, 1, 4).reshape(tiles, kv_heads, share * rows, size)
-    queries = queries * size**-0.5
-    position = group.positions.repeat(1, share).view(tiles, 1, share * rows, 1)
-    last = group.positions.max(dim=1).values.view(tiles, 1, 1, 1)
-    top = queries.new_full((tiles, kv_heads, share * rows, 1), -torch.inf)
-    total = torch.zeros_like(top)
-    sums = torch.zeros_like(queries)
-    per_chunk = chunk // keys.shape[1]
-    for i in range(group.num_chunks):
-        blocks = group.blocks[:, i * per_chunk : (i + 1) * per_chunk]
-        key = torch.arange(i * chunk, (i + 1) * chunk, device=q.device)
-        k = _gather(keys, blocks, dtype)
-        v = _gather(values, blocks, dtype)
-        # A block's unwritten positions may hold anything; zero times that must be zero.
-        v = torch.where(key.view(1, 1, chunk, 1) <= last, v, 0)
-        scores = queries @ k.transpose(-1, -2)
-        scores = torch.where(key <= position, scores, -torch.inf)
-        new_top = torch.maximum(top, scores.amax(dim=-1, keepdim=True))
-        safe_top = torch.where(new_top.isinf(), 0, new_top)
-        weights = torch.exp(scores - safe_top)
-        decay = torch.exp(top - safe_top)
-        total = total * decay + weights.sum(dim=-1, keepdim=True)
-        sums = sums * decay + weights @ v
-        top = new_top
-    result = sums / torch.where(total == 0, 1, total)
-    return result.view(tiles, kv_heads, share, rows, size).permute(0, 3, 1, 2, 4).flatten(2, 3)
-
-
-def _gather(cache: Tensor, blocks: Tensor, dtype: torch.dtype) -> Tensor:
-    """The blocks' keys or values as [G, K, chunk, D]."""
-    return cache[blocks].flatten(1, 2).transpose(1, 2).to(dtype)

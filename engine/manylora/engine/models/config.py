@@ -8,6 +8,16 @@ from typing import Any
 from manylora.engine.errors import ModelError
 
 SUPPORTED = ("llama",)
+_DTYPES = ("bfloat16", "float16", "float32", "float64")
+_SIZES = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "max_position_embeddings",
+)
+_OPTIONAL_SIZES = ("num_key_value_heads", "head_dim")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +36,7 @@ class DecoderConfig:
     norm_eps: float
     rope_theta: float
     tied_embeddings: bool
-    dtype: str  # the dtype of the files: bfloat16, float16 or float32
+    dtype: str  # the dtype of the files: bfloat16, float16, float32 or float64
 
     @classmethod
     def from_folder(cls, folder: Path) -> "DecoderConfig":
@@ -38,8 +48,10 @@ class DecoderConfig:
         path = folder / "config.json"
         try:
             raw = json.loads(path.read_text())
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise ModelError(f"{path} cannot be read: {error}") from error
+        if not isinstance(raw, dict):
+            raise ModelError(f"{path} is not a JSON object")
         return cls.from_dict(raw)
 
     @classmethod
@@ -51,6 +63,7 @@ class DecoderConfig:
         """
         _refuse_unsupported(raw)
         try:
+            _refuse_sizes(raw)
             heads = raw["num_attention_heads"]
             return cls(
                 model_type=raw["model_type"],
@@ -65,7 +78,7 @@ class DecoderConfig:
                 norm_eps=raw["rms_norm_eps"],
                 rope_theta=_rope(raw).get("rope_theta", 10_000.0),
                 tied_embeddings=raw.get("tie_word_embeddings", False),
-                dtype=raw.get("dtype") or raw.get("torch_dtype") or "float32",
+                dtype=_dtype(raw),
             )
         except KeyError as error:
             raise ModelError(f"config.json lacks {error}") from error
@@ -93,10 +106,24 @@ class DecoderConfig:
 
 def _rope(raw: dict[str, Any]) -> dict[str, Any]:
     """`rope_parameters` of transformers 5, or the flat keys of earlier files."""
-    if parameters := raw.get("rope_parameters"):
-        return dict(parameters)
+    if isinstance(parameters := raw.get("rope_parameters"), dict):
+        return parameters
     scaling = raw.get("rope_scaling") or {}
     return {"rope_theta": raw.get("rope_theta", 10_000.0), **scaling}
+
+
+def _refuse_sizes(raw: dict[str, Any]) -> None:
+    heads = raw["num_attention_heads"]
+    sizes = {name: raw[name] for name in _SIZES}
+    sizes |= {name: raw[name] for name in _OPTIONAL_SIZES if raw.get(name) is not None}
+    for name, value in sizes.items():
+        if type(value) is not int or value < 1:
+            raise ModelError(f"config.json: {name} {value!r} is not a positive whole number")
+    kv_heads = sizes.get("num_key_value_heads", heads)
+    if heads % kv_heads:
+        raise ModelError(
+            f"config.json: num_key_value_heads {kv_heads} does not divide num_attention_heads"
+        )
 
 
 def _refuse_unsupported(raw: dict[str, Any]) -> None:
@@ -116,3 +143,11 @@ def _refuse_unsupported(raw: dict[str, Any]) -> None:
     ):
         if value != supported:
             raise ModelError(f"config.json: {name} {value!r} is not supported")
+    if not isinstance(raw.get("rope_parameters") or {}, dict):
+        raise ModelError("config.json: rope_parameters is not an object")
+    if _dtype(raw) not in _DTYPES:
+        raise ModelError(f"config.json: dtype {_dtype(raw)!r} is not one of {', '.join(_DTYPES)}")
+
+
+def _dtype(raw: dict[str, Any]) -> Any:
+    return raw.get("dtype") or raw.get("torch_dtype") or "float32"
