@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import json
 import resource
+import signal
 import sys
 import tempfile
 from collections.abc import AsyncIterator
@@ -63,7 +64,7 @@ def serve(settings: Settings) -> None:
     from manylora.platform.migrate import SchemaAheadError, upgrade
 
     configure_logs(settings.log_level)
-    settings.data_dir.mkdir(parents=True, exist_ok=True)
+    settings.data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
     source = resolve_model(settings.model, progress=_say)
     db = Database(settings.database)
     try:
@@ -101,12 +102,19 @@ async def _serve(settings: Settings, db: "Database", source: "ModelSource") -> N
         server = uvicorn.Server(config)
         introducing = asyncio.create_task(_introduce(services, _base_url(settings)))
         introducing.add_done_callback(lambda task: _stop_if_failed(task, server))
+        _survive_signals()
         try:
             await server.serve()
         finally:
             introducing.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await introducing
+
+
+def _survive_signals() -> None:
+    """uvicorn stops on a signal and then raises it anew, which would end us before we tidy up."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: None)
 
 
 def _base_url(settings: Settings) -> str:
@@ -194,6 +202,8 @@ def _demo_text(facts: "DemoFacts") -> str:
     body = {
         "model": first["adapters"][0],
         "messages": [{"role": "user", "content": "How do I boil an egg?"}],
+        "max_tokens": 64,
+        "temperature": 0,
     }
     lines = [
         f"  admin   {base_url}/admin   {admin['email']}   {admin['password'] or ''}",
@@ -234,7 +244,7 @@ def upgrade_schema(settings: Settings) -> None:
     from manylora.platform.db import Database
     from manylora.platform.migrate import SchemaAheadError, current, upgrade
 
-    settings.data_dir.mkdir(parents=True, exist_ok=True)
+    settings.data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
     db = Database(settings.database)
     try:
         upgrade(db)

@@ -57,6 +57,7 @@ def test_the_rope_base_is_found_where_either_format_keeps_it() -> None:
         ({"rope_parameters": {"rope_type": "llama3", "factor": 8.0}}, "rope_type 'llama3'"),
         ({"rope_parameters": None, "rope_scaling": {"type": "linear"}}, "rope_type 'linear'"),
         ({"rope_parameters": [1]}, "rope_parameters"),
+        ({"rope_parameters": None, "rope_scaling": [1]}, "rope_scaling"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
         ({"attention_bias": True}, "attention_bias True"),
         ({"mlp_bias": True}, "mlp_bias True"),

@@ -11,7 +11,9 @@ from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute
 from sqlalchemy.exc import OperationalError
 
+from manylora.platform.adapters import find_adapter_named
 from manylora.platform.api.auth import CREDENTIAL_CHECKS
+from manylora.platform.base_models import register_base_model
 from manylora.platform.db import Database
 from manylora.platform.keys import find_key, list_keys, revoke_key
 from manylora.platform.tenants import find_tenant, suspend
@@ -85,6 +87,7 @@ def test_every_refusal_of_a_key_has_the_same_body(bed: TestBed) -> None:
         get(bed, "/v1/models", bearer(expired)),
         get(bed, "/v1/models", bearer(bed.keys["globex"])),
         get(bed, "/v1/models", bearer("x"), bearer(bed.keys["acme"])),
+        get(bed, "/v1/models", bearer(bed.keys["acme"]), bearer("x")),
         get(bed, f"/v1/models?api_key={bed.keys['acme']}"),
     ]
 
@@ -140,6 +143,20 @@ def test_the_list_is_exactly_what_can_be_called(bed: TestBed) -> None:
     for model in listed:
         body = {"model": model, "prompt": "x"}
         assert request(bed, "POST", "/v1/completions", key, json=body).status_code == 200
+
+
+def test_an_adapter_of_another_base_is_not_served_by_this_one(bed: TestBed) -> None:
+    with bed.services.db.write() as session:
+        other = register_base_model(session, name="other", digest="1" * 64)
+        view = find_adapter_named(session, bed.tenant_ids["acme"], "pirate")
+        assert view is not None
+        view.adapter.base_model_id = other.id
+    key = bearer(bed.keys["acme"])
+
+    listed = [model["id"] for model in get(bed, "/v1/models", key).json()["data"]]
+
+    assert listed == ["tiny", "support", "support@live"]
+    assert get(bed, "/v1/models/pirate", key).status_code == 404
 
 
 def test_versions_and_aliases_are_reached_by_name(bed: TestBed) -> None:

@@ -8,7 +8,9 @@ from urllib.parse import urlsplit
 
 import pytest
 from sqlalchemy import select
+from sqlalchemy.orm import Session
 
+from manylora.platform import usage
 from manylora.platform.models import UsageRecord
 from support.app import TestBed, listening
 
@@ -98,13 +100,24 @@ def test_while_a_whole_answer_is_being_made(bed: TestBed, base: str) -> None:
     assert (row.status, row.completion_tokens, row.delivered_tokens) == ("client_abort", 2, 0)
 
 
-def test_a_client_that_saw_done_finds_its_row(bed: TestBed, base: str) -> None:
+@pytest.mark.parametrize("terminal", [b'"finish_reason":"stop"', b"[DONE]"])
+def test_a_client_that_saw_the_end_finds_its_row(
+    bed: TestBed, base: str, monkeypatch: pytest.MonkeyPatch, terminal: bytes
+) -> None:
     """The row is committed before the terminal chunk is sent, not soon after."""
-    for number in range(1, 11):
-        with send(bed, base, stream=True) as connection:
-            read_until(connection, b"[DONE]")
-            assert len(rows(bed)) == number
-    assert {row.status for row in rows(bed)} == {"ok"}
+    record = usage.record
+
+    def slow_record(session: Session, row: usage.Usage) -> None:
+        time.sleep(0.2)
+        record(session, row)
+
+    monkeypatch.setattr(usage, "record", slow_record)
+
+    with send(bed, base, stream=True) as connection:
+        read_until(connection, terminal)
+        [row] = rows(bed)
+
+    assert row.status == "ok"
 
 
 def test_one_that_leaves_does_not_disturb_the_others(bed: TestBed, base: str) -> None:

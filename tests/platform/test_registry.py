@@ -160,6 +160,17 @@ def test_a_bad_name_is_refused(bed: TestBed, name: str) -> None:
     assert caught.value.param == "name"
 
 
+def test_a_name_of_another_base_is_taken(bed: TestBed) -> None:
+    with bed.services.db.write() as session:
+        other = register_base_model(session, name="other", digest="1" * 64)
+        found = find_adapter_named(session, bed.tenant_ids["acme"], "pirate")
+        assert found is not None
+        found.adapter.base_model_id = other.id
+
+    with pytest.raises(ConflictError, match="another base"):
+        upload(bed, "pirate", b"new")
+
+
 def test_an_upload_past_the_limit_is_given_up(bed: TestBed) -> None:
     limit = bed.services.settings.max_upload_bytes
 

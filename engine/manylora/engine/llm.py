@@ -1,6 +1,7 @@
 """The offline front door: prompts in, completions out, in the caller's thread."""
 
 import itertools
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -57,6 +58,7 @@ class LLM:
     """
 
     def __init__(self, model: str | Path, **options: Any) -> None:
+        options.setdefault("max_num_waiting", sys.maxsize)  # there is no client to send away
         self.core = build_engine(EngineConfig(model=str(model), **options))
         self._model = model
         self._max_lora_rank = self.core.info.max_lora_rank

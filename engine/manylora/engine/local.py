@@ -15,7 +15,7 @@ from manylora.engine.api import (
 from manylora.engine.core import EngineCore
 from manylora.engine.errors import EngineUnavailableError, RequestFailedError
 from manylora.engine.loop import EngineThread
-from manylora.engine.streams import OutputStream
+from manylora.engine.streams import OutputStream, check_new
 
 T = TypeVar("T")
 
@@ -34,6 +34,7 @@ class LocalEngine:
         return self._core.info
 
     async def generate(self, request: Request) -> AsyncIterator[RequestOutput]:
+        check_new(request.request_id, self._streams)
         stream = self._streams[request.request_id] = OutputStream()
         try:
             await self._call(lambda core: core.add(request))
@@ -45,7 +46,8 @@ class LocalEngine:
 
     async def load_adapter(self, digest: str) -> AdapterInfo:
         loading = await self._call(lambda core: core.adapters.begin_load(digest))
-        return (await asyncio.wrap_future(loading)).info
+        # Others may wait for the same load: who leaves must not cancel it.
+        return (await asyncio.shield(asyncio.wrap_future(loading))).info
 
     async def unload_adapter(self, digest: str) -> None:
         await self._call(lambda core: core.unload_adapter(digest))
@@ -60,6 +62,7 @@ class LocalEngine:
 
     async def close(self) -> None:
         await asyncio.to_thread(self._thread.stop)
+        self._end_streams()
 
     async def _call(self, function: Callable[[EngineCore], T]) -> T:
         return await asyncio.wrap_future(self._thread.call(function))
@@ -76,9 +79,12 @@ class LocalEngine:
         self._loop.call_soon_threadsafe(self._take_death)
 
     def _take_death(self) -> None:
+        self._end_streams()
+        self._on_death()
+
+    def _end_streams(self) -> None:
         for stream in self._streams.values():
             stream.fail(EngineUnavailableError("the engine stopped while it served this request"))
-        self._on_death()
 
 
 def raise_if_failed(output: RequestOutput) -> RequestOutput:

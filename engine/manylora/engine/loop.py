@@ -1,5 +1,6 @@
 """The engine thread: takes adds, aborts and questions between steps, and posts outputs."""
 
+import contextlib
 import queue
 import threading
 import time
@@ -50,16 +51,17 @@ class EngineThread:
             if not future.set_running_or_notify_cancel():
                 return
             try:
+                if self._is_dead:
+                    raise EngineUnavailableError("the engine has stopped")
                 result = function(self._core)
             except Exception as error:  # noqa: BLE001 -- handed to whoever waits for the future
                 future.set_exception(error)
             else:
                 future.set_result(result)
 
+        self._inbox.put(run)
         if self._is_dead:
-            future.set_exception(EngineUnavailableError("the engine has stopped"))
-        else:
-            self._inbox.put(run)
+            self._answer_rest()
         return future
 
     def stop(self) -> None:
@@ -74,10 +76,19 @@ class EngineThread:
         except Exception:
             running = [s.request_id for s in self._core.scheduler.running]
             logger.exception("engine_step_failed", running=running)
-            self._is_dead = True
             self._on_death()
         finally:
+            self._is_dead = True
+            self._answer_rest()
             self._core.close()
+
+    def _answer_rest(self) -> None:
+        """Refuse the calls that no step will follow; from any thread."""
+        with contextlib.suppress(queue.Empty):
+            while True:
+                call = self._inbox.get_nowait()
+                if call is not None:
+                    call()
 
     def _take_calls(self) -> bool:
         """Run all that waits, or wait for the first when idle; False to stop."""

@@ -9,7 +9,7 @@ from typing import Self
 
 from manylora.engine.api import AdapterInfo, EngineInfo, EngineStats, Request, RequestOutput
 from manylora.engine.errors import EngineUnavailableError, WireError
-from manylora.engine.streams import OutputStream
+from manylora.engine.streams import OutputStream, check_new
 from manylora.engine.wire import (
     Abort,
     Add,
@@ -72,6 +72,7 @@ class RemoteEngine:
         return self._info
 
     async def generate(self, request: Request) -> AsyncIterator[RequestOutput]:
+        check_new(request.request_id, self._streams)
         stream = self._streams[request.request_id] = OutputStream()
         ended = False
         try:

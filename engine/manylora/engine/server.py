@@ -1,6 +1,7 @@
 """The engine process: one engine behind a Unix socket. `python -m manylora.engine.server`."""
 
 import asyncio
+import logging
 import os
 import sys
 from collections.abc import Coroutine
@@ -12,7 +13,7 @@ import structlog
 from manylora.engine.build import build_engine
 from manylora.engine.config import EngineConfig
 from manylora.engine.core import EngineCore
-from manylora.engine.errors import EngineError, WireError
+from manylora.engine.errors import EngineError, RequestFailedError, WireError
 from manylora.engine.local import LocalEngine
 from manylora.engine.wire import (
     Abort,
@@ -40,6 +41,7 @@ HEARTBEAT_SECONDS = 1.0
 
 def main(socket: Path, config: EngineConfig) -> None:
     """Load the model, serve until standard input ends (the parent is gone) or a step fails."""
+    configure_logs()
     core = build_engine(config)
     info = core.info
     logger.info(
@@ -116,6 +118,8 @@ class _Connection:
 
     def _take(self, message: ToEngine) -> None:
         match message:
+            case Add(request) if request.request_id in self._requests:
+                self._start(self._generate(message))  # the engine refuses it
             case Add(request):
                 task = asyncio.create_task(self._generate(message))
                 self._requests[request.request_id] = task
@@ -127,11 +131,12 @@ class _Connection:
                 self._start(self._answer(message))
 
     async def _generate(self, message: Add) -> None:
+        request_id = message.request.request_id
         try:
             async for output in self._engine.generate(message.request):
                 await self._send(Output(output))
-        except EngineError as error:
-            await self._send(Failed(message.request.request_id, Fault.of(error)))
+        except Exception as error:  # noqa: BLE001 -- the client must be told of any
+            await self._send(Failed(request_id, _fault(error)))
 
     async def _answer(self, message: LoadAdapter | UnloadAdapter | GetStats) -> None:
         try:
@@ -143,8 +148,8 @@ class _Connection:
                     reply = Reply(call_id)
                 case GetStats(call_id):
                     reply = Reply(call_id, stats=await self._engine.stats())
-        except EngineError as error:
-            reply = Reply(message.call_id, fault=Fault.of(error))
+        except Exception as error:  # noqa: BLE001 -- the client must be told of any
+            reply = Reply(message.call_id, fault=_fault(error))
         await self._send(reply)
 
     async def _beat(self) -> None:
@@ -162,6 +167,28 @@ class _Connection:
         task = asyncio.create_task(work)
         self._others.add(task)
         task.add_done_callback(self._others.discard)
+
+
+def _fault(error: Exception) -> Fault:
+    """What the client is told: our own errors as they are, of others only that there was one."""
+    if isinstance(error, EngineError):
+        return Fault.of(error)
+    logger.error("engine_call_failed", exc_info=error)
+    return Fault.of(RequestFailedError("the engine failed at this request"))
+
+
+def configure_logs() -> None:
+    """JSON lines on standard error. Tracebacks go without the values of variables: prompts."""
+    structlog.configure(
+        processors=[
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.format_exc_info,
+            structlog.processors.JSONRenderer(),
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )
 
 
 if __name__ == "__main__":

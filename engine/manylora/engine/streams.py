@@ -1,10 +1,10 @@
 """One request's outputs on their way to its reader. A slow reader costs no memory: deltas merge."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Container
 
 from manylora.engine.api import RequestOutput
-from manylora.engine.errors import EngineError
+from manylora.engine.errors import EngineError, InvalidRequestError
 
 
 class OutputStream:
@@ -36,3 +36,12 @@ class OutputStream:
                     return
             if self._error is not None:
                 raise self._error
+
+
+def check_new(request_id: str, running: Container[str]) -> None:
+    """
+    Raises:
+        InvalidRequestError: a request of this id is running, whose outputs must not be mixed up.
+    """
+    if request_id in running:
+        raise InvalidRequestError("a request of this id is running", param="request_id")

@@ -12,6 +12,7 @@ from manylora.engine import errors
 from manylora.engine.api import AdapterInfo, EngineInfo, EngineStats, Request, RequestOutput
 
 MAX_FRAME_BYTES = 64 << 20
+_ERRORS = {kind.__name__: kind for kind in errors.EngineError.__subclasses__()}
 
 
 class Message(msgspec.Struct, frozen=True, tag=True):
@@ -31,9 +32,11 @@ class Fault(msgspec.Struct, frozen=True):
 
     def error(self) -> errors.EngineError:
         """The error again."""
-        kind = getattr(errors, self.kind, errors.EngineError)
+        kind = _ERRORS.get(self.kind)
         values = {name: value for name, value in self.values.items() if name != "message"}
         match kind:
+            case None:
+                return errors.EngineError(self.message)
             case errors.AdapterError | errors.AdapterNotFoundError | errors.EngineOverloadedError:
                 return kind(**values)
             case _:
@@ -120,7 +123,14 @@ async def read_message(reader: asyncio.StreamReader, decoder: "msgspec.msgpack.D
 
 
 async def write_message(writer: asyncio.StreamWriter, message: Message) -> None:
-    """Send a message and wait while the other side is slow."""
+    """Send a message and wait while the other side is slow.
+
+    Raises:
+        WireError: it is too long to be read there; nothing was sent.
+        OSError: the other side is gone.
+    """
     content = _encoder.encode(message)
+    if len(content) > MAX_FRAME_BYTES:
+        raise errors.WireError(f"a frame of {len(content)} bytes, more than {MAX_FRAME_BYTES}")
     writer.write(len(content).to_bytes(4, "little") + content)
     await writer.drain()

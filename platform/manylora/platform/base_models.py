@@ -3,6 +3,7 @@
 from sqlalchemy import exists, select
 from sqlalchemy.orm import Session
 
+from manylora.platform.db import insert_if_new
 from manylora.platform.errors import ConflictError
 from manylora.platform.ids import new_id, now_us
 from manylora.platform.models import Adapter, BaseModel
@@ -14,11 +15,11 @@ def register_base_model(session: Session, *, name: str, digest: str) -> BaseMode
     Raises:
         ConflictError: adapters were checked against other weights under this name.
     """
-    found = session.scalars(select(BaseModel).where(BaseModel.name == name)).one_or_none()
-    if found is None:
-        found = BaseModel(id=new_id("bas"), name=name, digest=digest, created_at=now_us())
-        session.add(found)
-    elif found.digest != digest:
+    insert_if_new(
+        session, BaseModel, id=new_id("bas"), name=name, digest=digest, created_at=now_us()
+    )
+    found = session.scalars(select(BaseModel).where(BaseModel.name == name)).one()
+    if found.digest != digest:
         owns = exists().where(Adapter.base_model_id == found.id, Adapter.deleted_at.is_(None))
         if session.scalar(select(owns)):
             raise ConflictError(
@@ -26,5 +27,4 @@ def register_base_model(session: Session, *, name: str, digest: str) -> BaseMode
                 "serve these under another --served-model-name"
             )
         found.digest = digest
-    session.flush()
     return found

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from sqlalchemy import Connection, Engine, create_engine, event
-from sqlalchemy.orm import Session, sessionmaker
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.orm import DeclarativeBase, Session, sessionmaker
 
 BUSY_TIMEOUT_MS = 30_000
 
@@ -43,6 +44,13 @@ class Database:
 
     def close(self) -> None:
         self.engine.dispose()
+
+
+def insert_if_new(session: Session, table: type[DeclarativeBase], **values: Any) -> None:
+    """Insert a row, or nothing where one with the same unique columns is there already."""
+    dialect = session.get_bind().dialect.name
+    insert = postgresql.insert if dialect == "postgresql" else sqlite.insert
+    session.execute(insert(table).values(values).on_conflict_do_nothing())
 
 
 def _create_engine(url: str) -> Engine:

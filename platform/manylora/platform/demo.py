@@ -9,10 +9,11 @@ from typing import TypedDict
 
 from anyio.to_thread import run_sync
 from sqlalchemy import exists, select
+from sqlalchemy.exc import IntegrityError
 
 from manylora.platform.adapters import find_adapter_named
 from manylora.platform.db import Database
-from manylora.platform.errors import DemoError
+from manylora.platform.errors import ConflictError, DemoError
 from manylora.platform.keys import authenticate, issue_key
 from manylora.platform.models import User
 from manylora.platform.operators import create_operator
@@ -73,11 +74,14 @@ async def seed_demo(services: Services, base_url: str) -> DemoFacts:
 
 def first_operator(db: Database) -> str | None:
     """Make the first operator of an installation; its one-time password, None if there is one."""
-    with db.write() as session:
-        if session.scalar(select(exists().where(User.is_operator))):
-            return None
-        password = secrets.token_urlsafe(12)
-        create_operator(session, email=OPERATOR_EMAIL, password=password)
+    password = secrets.token_urlsafe(12)
+    try:
+        with db.write() as session:
+            if session.scalar(select(exists().where(User.is_operator))):
+                return None
+            create_operator(session, email=OPERATOR_EMAIL, password=password)
+    except (ConflictError, IntegrityError):  # another process is starting at this moment
+        return None
     return password
 
 

@@ -2,9 +2,9 @@
 
 import logging
 import sys
-from typing import Any
 
 import structlog
+from structlog.typing import Processor
 
 
 def configure_logs(level: str) -> None:
@@ -14,17 +14,20 @@ def configure_logs(level: str) -> None:
         level: debug, info, warning or error.
     """
     threshold = logging.getLevelNamesMapping()[level.upper()]
-    for_people = sys.stderr.isatty()
-    renderer: Any = (
-        structlog.dev.ConsoleRenderer() if for_people else structlog.processors.JSONRenderer()
-    )
+    for_people: list[Processor] = [
+        # structlog's default shows local variables, and so prompts and keys.
+        structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
+    ]
+    for_programs: list[Processor] = [
+        structlog.processors.format_exc_info,
+        structlog.processors.JSONRenderer(),
+    ]
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.processors.format_exc_info,
-            renderer,
+            *(for_people if sys.stderr.isatty() else for_programs),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(threshold),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),

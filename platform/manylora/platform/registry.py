@@ -116,6 +116,8 @@ class AdapterRegistry:
             version = _new_version(session, adapter, 1, result, size)
             add_alias(session, version, LIVE)
             return Upload(adapter, version, created=True)
+        if view.adapter.base_model_id != self.base_model.id:
+            raise ConflictError("name is that of an adapter of another base model", param="name")
         known = next((v for v in view.versions if v.digest == result.digest), None)
         number = 1 + max(v.number for v in view.versions)
         version = known or _new_version(session, view.adapter, number, result, size)

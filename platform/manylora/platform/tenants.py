@@ -5,6 +5,7 @@ import re
 from sqlalchemy import or_, select
 from sqlalchemy.orm import Session
 
+from manylora.platform.db import insert_if_new
 from manylora.platform.errors import ConflictError, InvalidInputError
 from manylora.platform.ids import new_id, now_us
 from manylora.platform.models import Tenant
@@ -27,11 +28,13 @@ def create_tenant(session: Session, *, slug: str, name: str | None = None) -> Te
             param="slug",
         )
     name = checked_name(slug if name is None else name, param="name")
-    if find_tenant(session, slug) is not None:
+    made = new_id("ten")
+    insert_if_new(
+        session, Tenant, id=made, slug=slug, name=name, status="active", created_at=now_us()
+    )
+    tenant = session.get(Tenant, made)
+    if tenant is None:
         raise ConflictError("a tenant with this slug is there already", param="slug")
-    tenant = Tenant(id=new_id("ten"), slug=slug, name=name, status="active", created_at=now_us())
-    session.add(tenant)
-    session.flush()
     return tenant
 
 

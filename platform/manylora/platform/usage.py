@@ -2,12 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from sqlalchemy import ColumnElement, Row, Select, and_, or_, select
-from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
+from manylora.platform.db import insert_if_new
 from manylora.platform.ids import new_id, now_us
 from manylora.platform.models import ApiKey, Tenant, UsageRecord
 
@@ -55,17 +54,8 @@ class UsagePage:
 
 def record(session: Session, usage: Usage) -> None:
     """Add the row of one request; a second call for the same request changes nothing."""
-    values = {
-        "id": new_id("use"),
-        "occurred_at": now_us(),
-        **{name: getattr(usage, name) for name in Usage.__slots__},
-    }
-    session.execute(_insert(session).values(values).on_conflict_do_nothing())
-
-
-def _insert(session: Session) -> Any:
-    dialect = session.get_bind().dialect.name
-    return (postgresql if dialect == "postgresql" else sqlite).insert(UsageRecord)
+    values = {name: getattr(usage, name) for name in Usage.__slots__}
+    insert_if_new(session, UsageRecord, id=new_id("use"), occurred_at=now_us(), **values)
 
 
 def recent(

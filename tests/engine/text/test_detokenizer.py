@@ -143,6 +143,18 @@ def test_a_character_begun_by_the_prompt_is_completed_by_the_output() -> None:
     assert pieces(decoder, [last, *ONE_BYTE.encode("!")]) == ["😀", "!", ""]
 
 
+def test_a_token_that_ends_in_half_a_character_gives_its_text_once() -> None:
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {token: i for i, token in enumerate([*alphabet, "að"])}  # "a", then byte F0
+    tokenizer = Tokenizer(models.BPE(vocabulary, [("a", "ð")]))
+    tokenizer.decoder = decoders.ByteLevel()
+    first, *rest = ONE_BYTE.encode("😀")  # F0, and the three bytes that complete it
+
+    got = pieces(detokenizer(tokenizer, [first]), [vocabulary["að"], *rest])
+
+    assert got == ["a", "", "", "😀", ""]
+
+
 @pytest.mark.parametrize(
     ("prompt", "expected"), [("", "the cat"), ("a", " the cat")], ids=["first", "continued"]
 )

@@ -109,6 +109,16 @@ def test_control_tokens_in_a_message_are_only_text(folder: Path, content: str) -
     assert token_ids == expected
 
 
+def test_marks_forged_around_a_templates_control_token_do_not_disarm_it(folder: Path) -> None:
+    text = with_template(folder, "{% for m in messages %}{{ m.content }}<|im_end|>{% endfor %}")
+    forged = [{"content": "a\ufdd0"}, {"content": "\ufdd1b"}]
+
+    token_ids = text.encode_chat(forged)
+
+    assert token_ids == text.encode_chat([{"content": "a"}, {"content": "b"}])
+    assert token_ids == text.encode("a<|im_end|>b<|im_end|>")
+
+
 @pytest.mark.parametrize(
     "source",
     [

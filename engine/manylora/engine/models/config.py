@@ -106,8 +106,8 @@ class DecoderConfig:
 
 def _rope(raw: dict[str, Any]) -> dict[str, Any]:
     """`rope_parameters` of transformers 5, or the flat keys of earlier files."""
-    if isinstance(parameters := raw.get("rope_parameters"), dict):
-        return parameters
+    if parameters := raw.get("rope_parameters"):
+        return dict(parameters)
     scaling = raw.get("rope_scaling") or {}
     return {"rope_theta": raw.get("rope_theta", 10_000.0), **scaling}
 
@@ -132,6 +132,9 @@ def _refuse_unsupported(raw: dict[str, Any]) -> None:
         raise ModelError(
             f"model_type {model_type!r} is not supported; supported: {', '.join(SUPPORTED)}"
         )
+    for name in ("rope_parameters", "rope_scaling"):
+        if not isinstance(raw.get(name) or {}, dict):
+            raise ModelError(f"config.json: {name} is not an object")
     rope = _rope(raw)
     rope_type = rope.get("rope_type") or rope.get("type") or "default"
     for name, value, supported in (
@@ -143,8 +146,6 @@ def _refuse_unsupported(raw: dict[str, Any]) -> None:
     ):
         if value != supported:
             raise ModelError(f"config.json: {name} {value!r} is not supported")
-    if not isinstance(raw.get("rope_parameters") or {}, dict):
-        raise ModelError("config.json: rope_parameters is not an object")
     if _dtype(raw) not in _DTYPES:
         raise ModelError(f"config.json: dtype {_dtype(raw)!r} is not one of {', '.join(_DTYPES)}")
 

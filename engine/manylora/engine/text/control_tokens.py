@@ -24,7 +24,10 @@ class ControlTokens:
         self._marked = re.compile(f"{_START}({one}){_END}|{_MARKS.pattern}")
 
     def mark(self, value: object) -> object:
-        """A copy of JSON data with each control token in its strings put between marks."""
+        """A copy of JSON data with each control token in its strings put between marks.
+
+        Marks that a client sent are dropped: they could disarm a token that the template writes.
+        """
         if isinstance(value, str):
             return self._token.sub(f"{_START}\\g<0>{_END}", _MARKS.sub("", value))
         if isinstance(value, dict):
