@@ -7,7 +7,6 @@ import asyncio
 import contextlib
 import json
 import resource
-import signal
 import sys
 import tempfile
 from collections.abc import AsyncIterator
@@ -22,8 +21,6 @@ from manylora.platform.errors import DemoError, PlatformError
 from manylora.platform.settings import Settings, SettingsError
 
 if TYPE_CHECKING:
-    import uvicorn
-
     from manylora.engine.models.source import ModelSource
     from manylora.engine.supervisor import SupervisedEngine
     from manylora.platform.db import Database
@@ -85,6 +82,7 @@ async def _serve(settings: Settings, db: "Database", source: "ModelSource") -> N
 
     async with _running_engine(settings, source) as engine:
         services = _services(settings, db, engine, source)
+        greeting = await _first_start(services, _base_url(settings))
         asgi = create_app(services)
         mount(asgi)
         config = uvicorn.Config(
@@ -99,33 +97,18 @@ async def _serve(settings: Settings, db: "Database", source: "ModelSource") -> N
             server_header=False,
             timeout_graceful_shutdown=GRACE_SECONDS,
         )
-        server = uvicorn.Server(config)
-        introducing = asyncio.create_task(_introduce(services, _base_url(settings)))
-        introducing.add_done_callback(lambda task: _stop_if_failed(task, server))
-        _survive_signals()
+        greeting_when_ready = asyncio.create_task(_greet(services, greeting))
         try:
-            await server.serve()
+            await uvicorn.Server(config).serve()
         finally:
-            introducing.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await introducing
-
-
-def _survive_signals() -> None:
-    """uvicorn stops on a signal and then raises it anew, which would end us before we tidy up."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: None)
+            greeting_when_ready.cancel()
+            await asyncio.wait([greeting_when_ready])
 
 
 def _base_url(settings: Settings) -> str:
     """Where people on this machine reach the server."""
     host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(settings.host, settings.host)  # noqa: S104
     return f"http://{host}:{settings.port}"
-
-
-def _stop_if_failed(introducing: "asyncio.Task[None]", server: "uvicorn.Server") -> None:
-    if not introducing.cancelled() and introducing.exception() is not None:
-        server.should_exit = True
 
 
 @contextlib.asynccontextmanager
@@ -170,26 +153,32 @@ def _services(
     return Services(settings, db, engine, text, base, registry)
 
 
-async def _introduce(services: "Services", base_url: str) -> None:
-    """Seed what a first start needs, wait until requests are served, and say how to begin."""
+async def _first_start(services: "Services", base_url: str) -> str:
+    """Seed what a first start needs; what to tell the operator about it."""
     from anyio.to_thread import run_sync
 
-    from manylora.engine.errors import EngineUnavailableError
     from manylora.platform.demo import OPERATOR_EMAIL, first_operator, seed_demo
 
-    facts = await seed_demo(services, base_url) if services.settings.demo else None
+    if services.settings.demo:
+        return _demo_text(await seed_demo(services, base_url))
     password = await run_sync(first_operator, services.db)
+    if password is None:
+        return f"  admin   {base_url}/admin"
+    return f"  admin   {base_url}/admin   {OPERATOR_EMAIL}   {password}   (shown this once)"
+
+
+async def _greet(services: "Services", greeting: str) -> None:
+    """Say how to begin, once requests are served."""
+    from manylora.engine.errors import EngineUnavailableError
+
     while True:
         try:
             await services.engine.info()
             break
         except EngineUnavailableError:
             await asyncio.sleep(READY_POLL_SECONDS)
-    _say(f"manylora serves {services.base_model.name} on {base_url}")
-    if facts:
-        _say(_demo_text(facts))
-    elif password:
-        _say(f"admin {base_url}/admin   {OPERATOR_EMAIL}   {password}   (shown this once)")
+    _say(f"manylora serves {services.base_model.name}")
+    _say(greeting)
 
 
 def _demo_text(facts: "DemoFacts") -> str:

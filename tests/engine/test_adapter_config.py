@@ -36,9 +36,9 @@ def reasons(folder: Path, raw: object) -> tuple[str, ...]:
 
 @pytest.mark.parametrize("init", [True, False, "gaussian", "eva", "orthogonal"])
 def test_all_that_peft_writes_by_default_is_taken(tmp_path: Path, init: bool | str) -> None:
-    LoraConfig(r=4, lora_alpha=6, target_modules=["q_proj"], init_lora_weights=init).save_pretrained(
-        tmp_path
-    )
+    LoraConfig(
+        r=4, lora_alpha=6, target_modules=["q_proj"], init_lora_weights=init
+    ).save_pretrained(tmp_path)
 
     settings = AdapterConfig.read(tmp_path / "adapter_config.json")
 
@@ -48,7 +48,9 @@ def test_all_that_peft_writes_by_default_is_taken(tmp_path: Path, init: bool | s
 def test_the_scale_of_rslora_is_alpha_over_the_root_of_the_modules_own_rank(tmp_path: Path) -> None:
     settings = read(
         tmp_path,
-        config(use_rslora=True, rank_pattern={"q_proj": 4}, alpha_pattern={"1.self_attn.q_proj": 3}),
+        config(
+            use_rslora=True, rank_pattern={"q_proj": 4}, alpha_pattern={"1.self_attn.q_proj": 3}
+        ),
     )
 
     assert settings.scale(PATH) == 3 / 2
@@ -151,7 +153,7 @@ def test_a_file_that_is_no_json_object_is_refused_by_name(tmp_path: Path, conten
 
 
 def test_a_missing_file_is_refused_by_name(tmp_path: Path) -> None:
-    with pytest.raises(AdapterError, match="adapter_config.json is missing"):
+    with pytest.raises(AdapterError, match=r"adapter_config\.json is missing"):
         AdapterConfig.read(tmp_path / "adapter_config.json")
 
 
@@ -169,7 +171,7 @@ def test_any_json_is_taken_or_refused_with_reasons(tmp_path: Path, changes: dict
     try:
         settings = read(tmp_path, config(**changes))
     except AdapterError as error:
-        assert error.reasons
+        assert error.reasons  # noqa: PT017 -- either outcome is right
     else:
         assert settings.rank(PATH) >= 1
         assert settings.scale(PATH) > 0

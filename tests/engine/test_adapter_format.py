@@ -80,7 +80,10 @@ def rewrite(folder: Path, change: Callable[[dict[str, Tensor]], None], **config:
             "alpha_pattern": {"gate_proj": 2.5},
         },
         {"target_modules": ["k_proj"], "layers_to_transform": [0, 2], "layers_pattern": "layers"},
-        {"target_modules": "all-linear", "exclude_modules": ["q_proj", "model.layers.1.mlp.up_proj"]},
+        {
+            "target_modules": "all-linear",
+            "exclude_modules": ["q_proj", "model.layers.1.mlp.up_proj"],
+        },
         {"target_modules": r".*\.[02]\.(self_attn\.o|mlp\.down)_proj"},
         {"target_modules": ["model.layers.1.self_attn.v_proj", "layers.2.mlp.gate_proj"]},
         {"target_modules": ["up_proj"], "fan_in_fan_out": True},
@@ -192,9 +195,13 @@ def set_nan(tensors: dict[str, Tensor]) -> None:
             f"{Q0}.lora_A.default.weight: the base model has no such",
         ),
         (
-            lambda t: t.update({"base_model.model.model.layers.3.mlp.up_proj.lora_A.weight": t[
-                f"{Q0}.lora_A.weight"
-            ].clone()}),
+            lambda t: t.update(
+                {
+                    "base_model.model.model.layers.3.mlp.up_proj.lora_A.weight": t[
+                        f"{Q0}.lora_A.weight"
+                    ].clone()
+                }
+            ),
             "layers.3.mlp.up_proj.lora_A.weight: the base model has no such",
         ),
         (
@@ -206,7 +213,19 @@ def set_nan(tensors: dict[str, Tensor]) -> None:
             f"{Q0}.lora_A.weight has shape [96, 4]",
         ),
     ],
-    ids=["no B", "no A", "NaN", "none", "F64", "I64", "extra", "name", "layer", "rank", "transposed"],
+    ids=[
+        "no B",
+        "no A",
+        "NaN",
+        "none",
+        "F64",
+        "I64",
+        "extra",
+        "name",
+        "layer",
+        "rank",
+        "transposed",
+    ],
 )
 def test_changed_tensors_are_refused_by_name(
     save: Callable[..., PeftModel],
@@ -274,7 +293,9 @@ def test_the_digest_does_not_see_what_is_not_computed(
     raw = json.loads((tmp_path / CONFIG).read_text())
     # The same scale, said otherwise.
     said = {"alpha_pattern": {"q_proj": 6, "v_proj": 6}, "lora_alpha": 99}
-    (tmp_path / CONFIG).write_text(json.dumps(dict(reversed((raw | rewrite_config | said).items()))))
+    (tmp_path / CONFIG).write_text(
+        json.dumps(dict(reversed((raw | rewrite_config | said).items())))
+    )
 
     assert digest(tmp_path, geometry) == before
 

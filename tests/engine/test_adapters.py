@@ -60,7 +60,9 @@ def test_an_adapter_of_the_store_is_loaded_in_the_background(
 
 
 @pytest.mark.parametrize(
-    "digest", ["0" * 64, "", ".", "..", "../..", "/tmp", "x" * 300, "a\0b", "é", "\ud800"], ids=ascii
+    "digest",
+    ["0" * 64, "", ".", "..", "../..", "/tmp", "x" * 300, "a\0b", "é", "\ud800"],
+    ids=ascii,
 )
 def test_what_is_not_in_the_store_is_not_found(cache: AdapterCache, digest: str) -> None:
     with pytest.raises(AdapterNotFoundError):

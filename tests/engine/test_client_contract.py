@@ -265,8 +265,7 @@ async def test_a_full_queue_refuses_and_says_when_to_try_again(engine: EngineCli
             await outputs.aclose()  # type: ignore[attr-defined]
 
     tasks = [asyncio.create_task(first(f"r{i}")) for i in range(30)]
-    while not any(task.done() for task in tasks):
-        await asyncio.sleep(0.01)
+    await until(lambda: any(task.done() for task in tasks))
     errors = [task.exception() for task in tasks if task.done()]
     for task in tasks:
         task.cancel()

@@ -28,7 +28,9 @@ def write(path: Path, header: object, data: bytes = b"") -> Path:
     return path
 
 
-def entry(dtype: object = "F32", shape: object = (1, 2), offsets: object = (0, 8)) -> dict[str, Any]:
+def entry(
+    dtype: object = "F32", shape: object = (1, 2), offsets: object = (0, 8)
+) -> dict[str, Any]:
     return {"dtype": dtype, "shape": shape, "data_offsets": offsets}
 
 
@@ -104,7 +106,9 @@ def test_a_mutated_file_is_refused_or_reads_as_the_library_reads_it(
             case "cut":
                 del content[at : at + data.draw(st.integers(1, 20))]
             case "insert":
-                content[at:at] = data.draw(st.binary(max_size=4) | st.sampled_from([b"[", b"9" * 30]))
+                content[at:at] = data.draw(
+                    st.binary(max_size=4) | st.sampled_from([b"[", b"9" * 30])
+                )
         content = content or bytearray(b"\0")
     assert_refused_or_agreed(tmp_path / "file", bytes(content))
 

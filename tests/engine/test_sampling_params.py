@@ -80,9 +80,7 @@ def test_one_stop_string_is_a_list_of_one() -> None:
 def test_a_request_needs_a_prompt_that_can_be_sent() -> None:
     for tokens in ((), (1, -1), (1, BEYOND)):
         with pytest.raises(InvalidRequestError) as caught:
-            Request(
-                request_id="r", prompt_token_ids=tokens, params=SamplingParams(), tenant="a"
-            )
+            Request(request_id="r", prompt_token_ids=tokens, params=SamplingParams(), tenant="a")
         assert caught.value.param == "prompt"
 
 

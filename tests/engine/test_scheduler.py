@@ -78,7 +78,9 @@ class Engine:
         assert batch.num_tokens <= self.budget
         assert len(self.scheduler.running) <= self.max_num_seqs
         assert all(s in scheduled for s in decodes if s not in batch.preempted)
-        assert scheduled[: len(decodes)] == [s for s in decodes if s in scheduled] or batch.preempted
+        assert (
+            scheduled[: len(decodes)] == [s for s in decodes if s in scheduled] or batch.preempted
+        )
         assert all(slot not in held for slot, _ in batch.fills)
         if batch.preempted:
             assert set(scheduled) <= set(before)

@@ -120,7 +120,7 @@ async def test_an_engine_that_is_busy_is_not_taken_for_a_hanging_one(
 
 async def test_a_model_that_does_not_load_is_tried_again(tmp_path: Path) -> None:
     async with supervised(engine_config(tmp_path / "no model"), tmp_path / "run") as engine:
-        await until_restarted(engine, 1)
+        await until(lambda: engine.num_restarts >= 1)
 
         with pytest.raises(EngineUnavailableError, match="starting"):
             await engine.info()
@@ -132,14 +132,7 @@ async def test_a_process_that_does_not_start_is_tried_again(
     monkeypatch.setattr(sys, "executable", str(tmp_path / "nothing"))
 
     async with supervised(engine_config(tmp_path), tmp_path / "run") as engine:
-        await until_restarted(engine, 2)
-
-
-async def until_restarted(engine: SupervisedEngine, times: int) -> None:
-    async def is_restarted() -> bool:
-        return engine.num_restarts >= times
-
-    await until(is_restarted)
+        await until(lambda: engine.num_restarts >= 2)
 
 
 async def test_the_pauses_between_tries_grow_until_it_serves_again(
@@ -156,7 +149,7 @@ async def test_the_pauses_between_tries_grow_until_it_serves_again(
     engine = SupervisedEngine(engine_config(tmp_path), tmp_path)
     monkeypatch.setattr(engine, "_run_once", run_once)
     await engine.start()
-    await until_restarted(engine, 6)
+    await until(lambda: engine.num_restarts >= 6)
     await engine.close()
 
     pauses = [later - earlier for earlier, later in pairwise(tries)]
@@ -165,7 +158,7 @@ async def test_the_pauses_between_tries_grow_until_it_serves_again(
 
 
 async def test_the_engine_ends_when_its_parent_is_killed(tiny_model: Path, tmp_path: Path) -> None:
-    parent = subprocess.Popen(
+    parent = subprocess.Popen(  # noqa: ASYNC220
         [sys.executable, "-c", PARENT, str(tiny_model), str(tmp_path)],
         stdout=subprocess.PIPE,
         text=True,
@@ -177,10 +170,7 @@ async def test_the_engine_ends_when_its_parent_is_killed(tiny_model: Path, tmp_p
     parent.kill()
     parent.wait()
 
-    async def is_gone() -> bool:
-        return not is_alive(pid)
-
-    await until(is_gone)
+    await until(lambda: not is_alive(pid))
 
 
 PARENT = """

@@ -1,4 +1,4 @@
-"""Frames between API and engine process: what goes in comes out, and what is no frame harms none."""
+"""Frames between API and engine process: what goes in comes out; what is none harms nobody."""
 
 import asyncio
 import json
@@ -25,7 +25,7 @@ from manylora.engine.api import (
 from manylora.engine.remote import RemoteEngine
 from manylora.engine.server import _Connection
 from manylora.engine.wire import Abort, Add, Failed, Fault, GetStats, Hello, Message, Output, Reply
-from support.clients import collect, request
+from support.clients import collect, request, until
 from support.fake_engine import INFO, FakeEngine
 
 ERRORS = [
@@ -177,17 +177,14 @@ def test_what_a_connection_left_running_is_aborted_when_it_goes(tmp_path: Path) 
     async def test() -> None:
         engine = Served(stalls_at=1)
         async with serving(tmp_path, engine) as socket:
-            reader, writer = await asyncio.open_unix_connection(socket)
+            _, writer = await asyncio.open_unix_connection(socket)
             for name in ("first", "second", "first"):
                 await wire.write_message(writer, Add(request(name)))
-            while len(engine.stalled) < 2:
-                await asyncio.sleep(0.001)
+            await until(lambda: engine.stalled == ["first", "second", "first"])
 
             writer.close()
 
-            while not {"first", "second"} <= set(engine.aborted):
-                await asyncio.sleep(0.001)
-            assert len(engine.aborted) == len(engine.requests)
+            await until(lambda: sorted(engine.aborted) == ["first", "first", "second"])
 
     run(test)
 
@@ -201,7 +198,9 @@ def test_an_abort_of_what_does_not_run_is_no_fault(tmp_path: Path) -> None:
             await wire.write_message(writer, Abort("unknown"))
             await wire.write_message(writer, GetStats(5))
 
-            assert await wire.read_message(reader, wire.from_engine) == Reply(5, stats=EngineStats())
+            assert await wire.read_message(reader, wire.from_engine) == Reply(
+                5, stats=EngineStats()
+            )
             writer.close()
 
     run(test)

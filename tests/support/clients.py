@@ -59,17 +59,20 @@ async def collect(engine: EngineClient, wanted: Request) -> RequestOutput:
     return merged
 
 
-async def until(condition: Callable[[], Awaitable[bool]]) -> None:
+async def until(condition: Callable[[], bool | Awaitable[bool]]) -> None:
     """Wait until a condition holds; an engine that is away does not meet it."""
     deadline = time.monotonic() + PATIENCE_SECONDS
-    while True:
-        try:
-            if await condition():
-                return
-        except EngineUnavailableError:
-            pass
+    while not await _holds(condition):
         assert time.monotonic() < deadline, "waited too long"
         await asyncio.sleep(0.01)
+
+
+async def _holds(condition: Callable[[], bool | Awaitable[bool]]) -> bool:
+    try:
+        answer = condition()
+        return answer if isinstance(answer, bool) else await answer
+    except EngineUnavailableError:
+        return False
 
 
 async def until_ready(engine: EngineClient) -> None:

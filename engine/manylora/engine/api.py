@@ -56,9 +56,7 @@ class SamplingParams:
         try:
             "".join(stop).encode()
         except UnicodeEncodeError as error:  # half a surrogate pair
-            raise InvalidRequestError(
-                "a stop string is not valid Unicode", param="stop"
-            ) from error
+            raise InvalidRequestError("a stop string is not valid Unicode", param="stop") from error
 
 
 def _in_range(name: str, value: float | None, low: float, high: float | None) -> None:

@@ -51,9 +51,7 @@ class EngineThread:
             if not future.set_running_or_notify_cancel():
                 return
             try:
-                if self._is_dead:
-                    raise EngineUnavailableError("the engine has stopped")
-                result = function(self._core)
+                result = function(self._living_core())
             except Exception as error:  # noqa: BLE001 -- handed to whoever waits for the future
                 future.set_exception(error)
             else:
@@ -81,6 +79,11 @@ class EngineThread:
             self._is_dead = True
             self._answer_rest()
             self._core.close()
+
+    def _living_core(self) -> EngineCore:
+        if self._is_dead:
+            raise EngineUnavailableError("the engine has stopped")
+        return self._core
 
     def _answer_rest(self) -> None:
         """Refuse the calls that no step will follow; from any thread."""

@@ -88,14 +88,18 @@ class SupervisedEngine:
         """Run one process to its end; whether it ever served."""
         self._socket.unlink(missing_ok=True)
         # The process ends when its standard input does, so it cannot outlive this one.
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "manylora.engine.server",
-            str(self._socket),
-            msgspec.json.encode(self._config).decode(),
-            stdin=asyncio.subprocess.PIPE,
-        )
+        try:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                "manylora.engine.server",
+                str(self._socket),
+                msgspec.json.encode(self._config).decode(),
+                stdin=asyncio.subprocess.PIPE,
+            )
+        except OSError as error:  # no memory or no process to be had now
+            logger.error("engine_not_started", reason=str(error))  # noqa: TRY400
+            return False
         self._process = process
         try:
             self._remote = await self._connect(process)
