@@ -6,10 +6,12 @@ Each command imports what it needs when it runs, so that a short one stays short
 import asyncio
 import contextlib
 import json
+import os
 import resource
+import signal
 import sys
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
@@ -17,19 +19,22 @@ import typer
 
 from manylora.engine.errors import ModelError
 from manylora.platform.command_line import with_settings
-from manylora.platform.errors import DemoError, PlatformError
+from manylora.platform.errors import DatabaseError, DemoError, PlatformError
 from manylora.platform.settings import Settings, SettingsError
 
 if TYPE_CHECKING:
+    import uvicorn
+
     from manylora.engine.models.source import ModelSource
     from manylora.engine.supervisor import SupervisedEngine
     from manylora.platform.db import Database
-    from manylora.platform.demo import DemoFacts
     from manylora.platform.services import Services
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 schema = typer.Typer(no_args_is_help=True)
 app.add_typer(schema, name="db", help="The database's schema.")
+people = typer.Typer(no_args_is_help=True)
+app.add_typer(people, name="operator", help="The people who sign in to /admin.")
 
 ACCEPTED, REFUSED, USAGE_ERROR = 0, 1, 2
 READY_POLL_SECONDS = 0.1
@@ -40,7 +45,7 @@ def main() -> None:
     """Run a command; an expected failure is one line on standard error."""
     try:
         app()
-    except (SettingsError, ModelError, PlatformError, DemoError) as error:
+    except (SettingsError, ModelError, PlatformError, DatabaseError, DemoError) as error:
         _fail(str(error))
 
 
@@ -55,54 +60,76 @@ def serve(settings: Settings) -> None:
     """Serve adapters over one base model."""
     import uvloop
 
+    from manylora.engine.logs import configure_logs
     from manylora.engine.models.source import resolve_model
-    from manylora.platform.db import Database
-    from manylora.platform.logs import configure_logs
-    from manylora.platform.migrate import SchemaAheadError, upgrade
+    from manylora.platform.db import open_database
+    from manylora.platform.migrate import upgrade
 
     configure_logs(settings.log_level)
-    settings.data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-    source = resolve_model(settings.model, progress=_say)
-    db = Database(settings.database)
-    try:
+    _make_data_dir(settings)
+    with open_database(settings.database) as db:
         upgrade(db)
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        source = resolve_model(settings.model, progress=_say)
+        with (
+            asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
+            contextlib.suppress(asyncio.CancelledError),  # told to stop while it was starting
+        ):
             runner.run(_serve(settings, db, source))
-    except SchemaAheadError as error:
-        _fail(str(error))
-    finally:
-        db.close()
 
 
 async def _serve(settings: Settings, db: "Database", source: "ModelSource") -> None:
+    loop, starting = asyncio.get_running_loop(), asyncio.current_task()
+    assert starting is not None, "it runs as a task"
+    _on_signals(lambda: loop.call_soon_threadsafe(starting.cancel))
+    async with _running_engine(settings, source) as engine:
+        services = _services(settings, db, engine, source)
+        greeting = await _first_start(services, _base_url(settings))
+        greeting_when_ready = asyncio.create_task(_greet(services, greeting))
+        try:
+            await _until_told_to_stop(_http_server(services))
+        finally:
+            greeting_when_ready.cancel()
+            await asyncio.wait([greeting_when_ready])
+
+
+def _http_server(services: "Services") -> "uvicorn.Server":
     import uvicorn
 
     from manylora.platform.app import create_app
     from manylora.web.app import mount
 
-    async with _running_engine(settings, source) as engine:
-        services = _services(settings, db, engine, source)
-        greeting = await _first_start(services, _base_url(settings))
-        asgi = create_app(services)
-        mount(asgi)
-        config = uvicorn.Config(
-            asgi,
-            host=settings.host,
-            port=settings.port,
-            http="httptools",
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            timeout_graceful_shutdown=GRACE_SECONDS,
-        )
-        greeting_when_ready = asyncio.create_task(_greet(services, greeting))
-        try:
-            await uvicorn.Server(config).serve()
-        finally:
-            greeting_when_ready.cancel()
-            await asyncio.wait([greeting_when_ready])
+    asgi = create_app(services)
+    mount(asgi)
+    config = uvicorn.Config(
+        asgi,
+        host=services.settings.host,
+        port=services.settings.port,
+        http="httptools",
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=GRACE_SECONDS,
+    )
+    return uvicorn.Server(config)
+
+
+async def _until_told_to_stop(server: "uvicorn.Server") -> None:
+    """Serve, and return when all that was in flight has its usage row."""
+    from manylora.platform.generation import all_settled
+
+    # uvicorn heeds these signals while it serves, and raises them anew when it has ended.
+    _on_signals(lambda: None)
+    await server.serve()
+    if server.server_state.tasks:  # it cancels what outlasts its patience, and does not wait
+        await asyncio.wait(server.server_state.tasks, timeout=GRACE_SECONDS)
+    await all_settled()
+
+
+def _on_signals(act: Callable[[], object]) -> None:
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: act())
 
 
 def _base_url(settings: Settings) -> str:
@@ -123,7 +150,7 @@ async def _running_engine(
     )
     # Not in the data folder: the path of a Unix socket has at most 107 bytes.
     with tempfile.TemporaryDirectory(prefix="manylora-") as run_dir:
-        engine = SupervisedEngine(config, Path(run_dir))
+        engine = SupervisedEngine(config, Path(run_dir), log_level=settings.log_level)
         await engine.start()
         try:
             yield engine
@@ -145,7 +172,7 @@ def _services(
     with db.write() as session:
         base = register_base_model(session, name=name, digest=source.digest)
     store = AdapterStore(settings.adapters_dir)
-    store.clear_staging()
+    store.prepare()
     max_lora_rank = settings.engine_config().max_lora_rank
     check = ChildProcessCheck(source.folder, max_lora_rank=max_lora_rank)
     registry = AdapterRegistry(db, engine, store, check, base, settings.max_upload_bytes)
@@ -157,14 +184,14 @@ async def _first_start(services: "Services", base_url: str) -> str:
     """Seed what a first start needs; what to tell the operator about it."""
     from anyio.to_thread import run_sync
 
-    from manylora.platform.demo import OPERATOR_EMAIL, first_operator, seed_demo
+    from manylora.platform.demo import OPERATOR_EMAIL, first_operator, how_to_begin, seed_demo
 
-    if services.settings.demo:
-        return _demo_text(await seed_demo(services, base_url))
     password = await run_sync(first_operator, services.db)
-    if password is None:
-        return f"  admin   {base_url}/admin"
-    return f"  admin   {base_url}/admin   {OPERATOR_EMAIL}   {password}   (shown this once)"
+    if password is not None:  # said at once: what follows may fail, and nothing can tell it again
+        _say(f"manylora made the operator {OPERATOR_EMAIL}   {password}   (shown this once)")
+    if services.settings.demo:
+        return how_to_begin(await seed_demo(services, base_url, password))
+    return f"  admin   {base_url}/admin"
 
 
 async def _greet(services: "Services", greeting: str) -> None:
@@ -179,30 +206,6 @@ async def _greet(services: "Services", greeting: str) -> None:
             await asyncio.sleep(READY_POLL_SECONDS)
     _say(f"manylora serves {services.base_model.name}")
     _say(greeting)
-
-
-def _demo_text(facts: "DemoFacts") -> str:
-    base_url, admin, first = facts["base_url"], facts["admin"], facts["tenants"][0]
-    tenants = [
-        f"  tenant  {tenant['name']:8} key {tenant['key']}  "
-        f"adapters: {', '.join(tenant['adapters'])}"
-        for tenant in facts["tenants"]
-    ]
-    body = {
-        "model": first["adapters"][0],
-        "messages": [{"role": "user", "content": "How do I boil an egg?"}],
-        "max_tokens": 64,
-        "temperature": 0,
-    }
-    lines = [
-        f"  admin   {base_url}/admin   {admin['email']}   {admin['password'] or ''}",
-        *tenants,
-        "try it:",
-        f"  curl {base_url}/v1/chat/completions \\",
-        f"    -H 'Authorization: Bearer {first['key']}' \\",
-        f"    -H 'Content-Type: application/json' -d '{json.dumps(body)}'",
-    ]
-    return "\n".join(lines)
 
 
 @app.command()
@@ -230,32 +233,51 @@ def check_adapter(
 @with_settings("data_dir", "database_url")
 def upgrade_schema(settings: Settings) -> None:
     """Bring the database to this version's schema."""
-    from manylora.platform.db import Database
-    from manylora.platform.migrate import SchemaAheadError, current, upgrade
+    from manylora.platform.db import open_database
+    from manylora.platform.migrate import current, upgrade
 
-    settings.data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-    db = Database(settings.database)
-    try:
+    _make_data_dir(settings)
+    with open_database(settings.database) as db:
         upgrade(db)
         _say(current(db) or "empty")
-    except SchemaAheadError as error:
-        _fail(str(error))
-    finally:
-        db.close()
 
 
 @schema.command("current")
 @with_settings("data_dir", "database_url")
 def current_schema(settings: Settings) -> None:
     """Print the revision that the database is at."""
-    from manylora.platform.db import Database
+    from manylora.platform.db import open_database
     from manylora.platform.migrate import current
 
-    db = Database(settings.database)
-    try:
+    with open_database(settings.database) as db:
         _say(current(db) or "empty")
-    finally:
-        db.close()
+
+
+@people.command("reset-password")
+@with_settings("data_dir", "database_url")
+def reset_operators_password(
+    settings: Settings, email: Annotated[str, typer.Argument(metavar="EMAIL")]
+) -> None:
+    """Print a new password for an operator, who is signed out everywhere."""
+    from manylora.platform.db import open_database
+    from manylora.platform.operators import reset_password
+
+    with open_database(settings.database) as db:
+        with db.write() as session:
+            password = reset_password(session, email)
+        _say(password)
+
+
+def _make_data_dir(settings: Settings) -> None:
+    """For this user's eyes only, as is all that will be made in it."""
+    os.umask(0o077)
+    folder = settings.data_dir
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SettingsError(f"data_dir: cannot make {folder}: {error.strerror}") from error
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise SettingsError(f"data_dir: cannot write in {folder}")
 
 
 def _say(line: str) -> None:

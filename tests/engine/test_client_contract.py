@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from manylora.engine import LLM
-from manylora.engine.adapters import load_adapter
+from manylora.engine.adapter_format import read_adapter
 from manylora.engine.api import FinishReason, RequestOutput, SamplingParams
 from manylora.engine.build import build_engine
 from manylora.engine.client import EngineClient
@@ -62,7 +62,7 @@ def store(
     geometry = DecoderConfig.from_folder(tiny_model)
     digests = {}
     for name, adapter in tiny_adapters.items():
-        digests[name] = load_adapter(adapter, geometry, max_lora_rank=64).digest
+        digests[name] = read_adapter(adapter, geometry, max_lora_rank=64).digest
         shutil.copytree(adapter, folder / digests[name])
     damaged = shutil.copytree(tiny_adapters["mlp"], folder / DAMAGED)
     weights = damaged / "adapter_model.safetensors"

@@ -150,12 +150,76 @@ def test_a_bad_argument_is_named_and_nothing_is_generated(
     assert llm.stats().num_steps == before
 
 
-def test_a_request_that_the_kv_cache_never_holds_is_refused(tiny_model: Path) -> None:
+def test_the_context_is_no_longer_than_the_kv_cache(tiny_model: Path) -> None:
     with make_llm(tiny_model, num_kv_blocks=2) as small:
-        with pytest.raises(InvalidRequestError, match="KV cache holds 32") as caught:
-            small.generate([1, 2], SamplingParams(max_tokens=31))
-        assert caught.value.param == "max_tokens"
-        assert len(tokens(small, [1, 2], SamplingParams(max_tokens=30, ignore_eos=True))[0]) == 30
+        assert small.core.info.max_model_len == 32
+        with pytest.raises(InvalidRequestError, match="context is 32 tokens") as caught:
+            small.generate(list(range(32)))
+        assert caught.value.code == "context_length_exceeded"
+        assert len(tokens(small, [1, 2], SamplingParams(max_tokens=99, ignore_eos=True))[0]) == 30
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"max_model_len": 513}, "max_model_len is 513 tokens; the model has 512"),
+        ({"max_model_len": 33, "num_kv_blocks": 2}, "33 tokens; the KV cache holds 32"),
+        ({"device": "cuda:99"}, "device 'cuda:99'"),
+    ],
+    ids=str,
+)
+def test_an_option_that_cannot_be_had_is_refused_with_both_numbers(
+    tiny_model: Path, options: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(InvalidRequestError, match=said) as caught:
+        make_llm(tiny_model, **options)
+
+    assert caught.value.param in options
+
+
+def test_requests_without_a_seed_differ_and_an_engines_seed_repeats_them(tiny_model: Path) -> None:
+    params = SamplingParams(temperature=1.0, max_tokens=12, ignore_eos=True)
+
+    def draws(seed: int) -> list[tuple[int, ...]]:
+        with make_llm(tiny_model, seed=seed) as llm:
+            batch = llm.generate([[1, 2, 3]] * 4, params) + llm.generate([1, 2, 3], params)
+        return [tuple(result.outputs[0].token_ids) for result in batch]
+
+    first = draws(1)
+
+    assert len(set(first)) == 5
+    assert draws(1) == first
+    assert set(draws(2)).isdisjoint(first)
+
+
+def test_an_adapter_evicted_from_host_memory_comes_back(
+    tiny_model: Path, tiny_adapters: dict[str, Path]
+) -> None:
+    with make_llm(tiny_model, max_cpu_loras=1, max_loras=1) as llm:
+        infos = [llm.load_adapter(folder) for folder in tiny_adapters.values()]
+        apart = [tokens(llm, [1, 2], GREEDY, adapter=info)[0] for info in infos]
+        together = llm.generate([[1, 2]] * 3, GREEDY, adapter=infos)
+
+        assert len(llm.stats().host_digests) <= 1
+    assert [result.outputs[0].token_ids for result in together] == apart
+    assert len({tuple(one) for one in apart}) == 3
+
+
+def test_numbers_that_went_wrong_once_are_not_found_again(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """KV of a step that gave NaN must not wait in the prefix cache for the next request."""
+    prompt = list(range(60))
+    run = llm.core.runner.run
+
+    with monkeypatch.context() as patch:
+        patch.setattr(llm.core.runner, "run", lambda batch: run(batch) * float("nan"))
+        failed = llm.generate(prompt, GREEDY)[0]
+    again = llm.generate(prompt, GREEDY)[0]
+
+    assert failed.outputs[0].finish_reason == "error"
+    assert again.num_cached_tokens == 0
+    assert again.outputs[0].finish_reason == "length"
 
 
 def test_more_prompts_than_a_servers_queue_are_all_served(llm: LLM) -> None:

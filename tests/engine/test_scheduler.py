@@ -272,7 +272,7 @@ def test_a_sequence_that_finds_no_blocks_is_not_overtaken() -> None:
 
 
 def test_the_last_admitted_is_preempted_and_computed_again_from_the_front_of_the_queue() -> None:
-    engine = Engine(num_blocks=4, block_size=2, prefix_caching=False)
+    engine = Engine(num_blocks=5, block_size=2, prefix_caching=False)
     older = make_sequence("older", [0, 0, 0], max_tokens=5)
     newer = make_sequence("newer", [1, 1, 1], max_tokens=2, adapter="x")
     later = make_sequence("later", [1], max_tokens=1)
@@ -290,6 +290,18 @@ def test_the_last_admitted_is_preempted_and_computed_again_from_the_front_of_the
     assert newer.num_computed_tokens == 0
     assert newer.num_preemptions == 1
     assert engine.slots.holds(0) == 0
+
+
+def test_a_newcomer_leaves_each_running_sequence_a_block_to_grow_into() -> None:
+    """Otherwise the newcomer is preempted at once, and what it computed was for nothing."""
+    engine = Engine(num_blocks=4, block_size=2, prefix_caching=False)
+    running = make_sequence("running", [0, 0, 0], max_tokens=3)
+    newcomer = make_sequence("newcomer", [1, 1, 1], max_tokens=1)
+
+    engine.run(running, newcomer)
+
+    assert newcomer.num_preemptions == 0
+    engine.assert_empty()
 
 
 def test_a_preempted_sequence_finds_its_own_blocks_again() -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from manylora.engine import supervisor
-from manylora.engine.adapters import load_adapter
+from manylora.engine.adapter_format import read_adapter
 from manylora.engine.errors import EngineUnavailableError
 from manylora.engine.models.config import DecoderConfig
 from manylora.engine.supervisor import SupervisedEngine
@@ -56,7 +56,7 @@ async def test_a_killed_engine_fails_what_runs_at_once_and_comes_back_with_its_a
     tiny_model: Path, tiny_adapters: dict[str, Path], tmp_path: Path
 ) -> None:
     geometry = DecoderConfig.from_folder(tiny_model)
-    digest = load_adapter(tiny_adapters["all"], geometry, max_lora_rank=64).digest
+    digest = read_adapter(tiny_adapters["all"], geometry, max_lora_rank=64).digest
     shutil.copytree(tiny_adapters["all"], tmp_path / "store" / digest)
     config = engine_config(tiny_model, tmp_path / "store")
 
@@ -177,6 +177,7 @@ PARENT = """
 import asyncio, sys
 from pathlib import Path
 from manylora.engine.config import EngineConfig
+from manylora.engine.adapter_format import read_adapter
 from manylora.engine.errors import EngineUnavailableError
 from manylora.engine.supervisor import SupervisedEngine
 

@@ -8,6 +8,7 @@ import pytest
 
 from manylora.platform import adapter_check
 from manylora.platform.adapter_check import CheckResult, ChildProcessCheck
+from manylora.platform.errors import CheckFailedError
 
 
 def run(monkeypatch: pytest.MonkeyPatch, program: str) -> CheckResult:
@@ -43,15 +44,31 @@ def test_a_refusal_of_any_size_stays_small(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize(
-    # Python exits with 1 after an error, which otherwise means refused.
     "program",
-    ["import os; os.abort()", "import sys; sys.exit(2)", "raise ValueError"],
+    [
+        "import os; os.abort()",
+        "import os; os.kill(os.getpid(), 9)",  # as the kernel does where memory runs out
+        "import sys; sys.exit(2)",  # the model's folder is not there
+        "raise ValueError",  # Python exits with 1, which otherwise means refused
+        "print('what?')",
+    ],
 )
-def test_a_child_that_dies_refuses(monkeypatch: pytest.MonkeyPatch, program: str) -> None:
-    result = run(monkeypatch, program)
+def test_a_child_that_dies_is_not_the_uploaders_fault(
+    monkeypatch: pytest.MonkeyPatch, program: str
+) -> None:
+    with pytest.raises(CheckFailedError):
+        run(monkeypatch, program)
 
-    assert not result.accepted
-    assert "limits" in result.reasons[0]
+
+def test_the_child_knows_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("MANYLORA_ADMIN_TOKEN", "MANYLORA_DATABASE_URL", "HF_TOKEN"):
+        monkeypatch.setenv(name, "secret")
+    program = (
+        "import json, os\n"
+        "print(json.dumps(dict(accepted=True, digest=None, reasons=[], report=dict(os.environ))))"
+    )
+
+    assert "secret" not in run(monkeypatch, program).report.values()
 
 
 def test_a_child_that_takes_too_long_is_killed(

@@ -4,9 +4,13 @@ import threading
 from pathlib import Path
 
 import pytest
+from sqlalchemy.exc import IntegrityError
 
-from manylora.platform.db import Database, sqlite_url
+from manylora.platform.db import Database, open_database, sqlite_url
+from manylora.platform.errors import DatabaseError
 from manylora.platform.migrate import upgrade
+from manylora.platform.models import User
+from manylora.platform.operators import create_operator
 from manylora.platform.tenants import create_tenant, find_tenant
 
 WRITERS, ROUNDS = 6, 20
@@ -66,6 +70,39 @@ def test_what_a_failed_writer_changed_is_not_kept(db: Database) -> None:
 
     with db.read() as session:
         assert find_tenant(session, "acme") is None
+
+
+def test_an_error_does_not_tell_what_was_to_be_written(db: Database) -> None:
+    with db.write() as session:
+        create_operator(session, email="ada@example.org", password="correct horse battery")
+
+    with pytest.raises(IntegrityError) as caught, db.write() as session:
+        session.add(
+            User(id="usr_1", email="ada@example.org", password_hash="SECRET", created_at=0)
+        )
+
+    assert "SECRET" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "url", ["nonsense", "", "mysql://x/y", "postgresql://h:port/x", "postgresql+asyncpg://x/y"]
+)
+def test_what_is_no_url_of_ours_is_refused(url: str) -> None:
+    with pytest.raises(DatabaseError, match="^database_url"):
+        Database(url)
+
+
+@pytest.mark.parametrize(
+    "url", ["sqlite:////nowhere/x.db", "postgresql://ada:SECRET@127.0.0.1:1/nowhere"]
+)
+def test_a_database_out_of_reach_is_one_line_without_the_password(url: str) -> None:
+    with pytest.raises(DatabaseError) as caught, open_database(url) as database:
+        upgrade(database)
+
+    said = str(caught.value)
+    assert "nowhere" in said
+    assert "\n" not in said
+    assert "SECRET" not in said
 
 
 def test_a_plain_postgresql_url_uses_the_driver_that_we_ship() -> None:

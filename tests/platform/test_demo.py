@@ -10,7 +10,7 @@ from sqlalchemy import func, select
 
 from manylora.platform import demo
 from manylora.platform.db import Database
-from manylora.platform.demo import DemoFacts, first_operator, seed_demo
+from manylora.platform.demo import DemoFacts, first_operator, how_to_begin, seed_demo
 from manylora.platform.errors import DemoError
 from manylora.platform.keys import authenticate
 from manylora.platform.models import AdapterVersion, ApiKey, Tenant, User
@@ -32,7 +32,8 @@ def services(db: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> S
 
 
 def start(services: Services, base_url: str = "http://127.0.0.1:8000") -> DemoFacts:
-    return asyncio.run(seed_demo(services, base_url))
+    password = first_operator(services.db)
+    return asyncio.run(seed_demo(services, base_url, password))
 
 
 def counts(db: Database) -> list[int | None]:
@@ -89,6 +90,45 @@ def test_missing_adapters_are_named(services: Services, tmp_path: Path) -> None:
 
     with pytest.raises(DemoError, match="json"):
         start(services)
+
+
+def test_the_password_is_written_before_anything_can_fail(
+    services: Services, tmp_path: Path
+) -> None:
+    missing = tmp_path / "examples" / "pirate" / "adapter_model.safetensors"
+    weights = missing.read_bytes()
+    missing.unlink()
+
+    with pytest.raises(DemoError):
+        start(services)
+
+    facts = json.loads((services.settings.data_dir / "demo.json").read_text())
+    admin = facts["admin"]
+    assert sign_in(services.db, email=admin["email"], password=admin["password"])
+    assert facts["tenants"] == []
+    missing.write_bytes(weights)
+    assert start(services)["admin"] == admin
+
+
+def test_the_facts_are_not_written_through_a_link(services: Services, tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("kept")
+    (services.settings.data_dir / "demo.new").symlink_to(victim)
+
+    start(services)
+
+    assert victim.read_text() == "kept"
+    assert not (services.settings.data_dir / "demo.json").is_symlink()
+
+
+def test_people_are_told_all_they_need(services: Services) -> None:
+    facts = start(services)
+
+    said = how_to_begin(facts)
+
+    for fact in (facts["admin"]["password"], *(tenant["key"] for tenant in facts["tenants"])):
+        assert fact is not None
+        assert fact in said
 
 
 def test_the_first_operator_is_made_once(services: Services) -> None:

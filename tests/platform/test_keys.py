@@ -81,6 +81,33 @@ def test_revoked_expired_and_suspended_are_not_in_force(db: Database, tenant_id:
     assert kept.revoked_at is None
 
 
+def test_a_key_of_a_suspended_tenant_is_still_known(db: Database, tenant_id: str) -> None:
+    with db.write() as session:
+        key, secret = issue_key(session, tenant_id, name="a")
+        tenant = session.get_one(Tenant, tenant_id)
+        suspend(session, tenant)
+
+    with db.read() as session:
+        found = find_in_force(session, secret)
+    assert found is not None
+    assert (found[0].id, found[1].status) == (key.id, "suspended")
+
+
+def test_revoking_writes_nothing_else(db: Database, tenant_id: str) -> None:
+    """The row in hand may be old: what others have written since stays."""
+    with db.write() as session:
+        old, _ = issue_key(session, tenant_id, name="old")
+    with db.write() as session:
+        session.get_one(ApiKey, old.id).name = "new"
+
+    with db.write() as session:
+        revoked = revoke_key(session, old)
+
+    assert revoked.name == "new"
+    with db.read() as session:
+        assert session.get_one(ApiKey, old.id).name == "new"
+
+
 def test_revoking_twice_keeps_the_first_moment(db: Database, tenant_id: str) -> None:
     with db.write() as session:
         key, _ = issue_key(session, tenant_id, name="a")

@@ -1,13 +1,17 @@
 """`/api/v1`: what operators and tenant admins do, over HTTP."""
 
+import errno
 import json
+from contextlib import AsyncExitStack
 from typing import Any
 
 import anyio
 import httpx
 import pytest
+from starlette.datastructures import UploadFile
 
 from manylora.engine.api import EngineStats, SlotStats
+from manylora.platform import registry
 from support.app import ADMIN_TOKEN, TestBed
 
 HI = [{"role": "user", "content": "hi"}]
@@ -137,7 +141,7 @@ def test_an_upload_is_callable_a_moment_later(bed: TestBed) -> None:
     )
 
     assert [a.status_code for a in (first, again, second)] == [201, 200, 201]
-    assert first.json()["report"] == {"rank": 8}
+    assert first.json()["report"] == {"rank": 8, "ignored_files": []}
     assert (first.json()["version"], second.json()["version"]) == (1, 2)
     assert answer.headers["x-adapter-version"] == "v2"
     assert answer.headers["x-adapter-digest"] == second.json()["digest"]
@@ -200,6 +204,57 @@ def test_a_form_that_states_no_length_is_capped_as_it_comes(bed: TestBed) -> Non
     )
 
     assert answer.status_code == 413
+
+
+def test_the_answer_names_the_files_that_are_not_kept(bed: TestBed) -> None:
+    files = [
+        ("files", ("adapter_config.json", b'{"r": 8}')),
+        ("files", ("adapter_model.safetensors", b"1")),
+        ("files", ("tokenizer.json", b"{}")),
+    ]
+
+    answer = call(
+        bed, "POST", "/api/v1/adapters", token=bed.keys["acme"], files=files, data={"name": "m"}
+    )
+
+    assert answer.json()["report"]["ignored_files"] == ["tokenizer.json"]
+
+
+def test_one_upload_too_many_is_told_when_to_come_back(
+    bed: TestBed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry, "UPLOAD_PATIENCE_SECONDS", 0.05)
+    form = {
+        "files": [
+            ("files", ("adapter_config.json", b'{"r": 8}')),
+            ("files", ("adapter_model.safetensors", b"1")),
+        ],
+        "data": {"name": "m"},
+    }
+
+    async def crowd() -> tuple[httpx.Response, httpx.Response]:
+        async with bed.client(bed.keys["acme"]) as client:
+            async with AsyncExitStack() as others:
+                for _ in range(registry.MAX_UPLOADS):
+                    await others.enter_async_context(bed.services.adapters.turn())
+                refused = await client.post("/api/v1/adapters", **form)
+            return refused, await client.post("/api/v1/adapters", **form)
+
+    refused, taken = anyio.run(crowd)
+
+    assert (refused.status_code, taken.status_code) == (503, 201)
+    assert int(refused.headers["retry-after"]) > 0
+
+
+def test_a_disk_that_fills_while_an_upload_comes_in_is_507(
+    bed: TestBed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def full(_file: UploadFile, _data: bytes) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(UploadFile, "write", full)
+
+    assert upload(bed, "mine", b"1").status_code == 507
 
 
 def test_an_adapter_shows_versions_aliases_and_residency(bed: TestBed) -> None:

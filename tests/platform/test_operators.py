@@ -8,9 +8,15 @@ from sqlalchemy import select
 
 from manylora.platform import operators
 from manylora.platform.db import Database
-from manylora.platform.errors import ConflictError, InvalidInputError
+from manylora.platform.errors import ConflictError, InvalidInputError, NotFoundError
 from manylora.platform.models import Session, User
-from manylora.platform.operators import create_operator, sign_in, sign_out, signed_in_user
+from manylora.platform.operators import (
+    create_operator,
+    reset_password,
+    sign_in,
+    sign_out,
+    signed_in_user,
+)
 
 EMAIL, PASSWORD = "ada@example.org", "correct horse battery"
 HOUR_US = 3600 * 1_000_000
@@ -200,3 +206,37 @@ def test_an_email_is_an_operator_once(database):
         create_operator(session, email="ADA@EXAMPLE.ORG", password=PASSWORD)
 
     assert refusal.value.param == "email"
+
+
+def test_a_reset_password_takes_the_place_of_the_old_one_and_ends_every_session(database):
+    token = enter(database)
+
+    with database.write() as session:
+        password = reset_password(session, " ADA@example.org ")
+
+    assert not is_in(database, token)
+    assert sign_in(database, email=EMAIL, password=PASSWORD) is None
+    assert sign_in(database, email=EMAIL, password=password) is not None
+
+
+def test_nobodys_password_is_not_reset(database):
+    with database.write() as session, pytest.raises(NotFoundError):
+        reset_password(session, "nobody@example.org")
+
+
+def test_signing_in_writes_nothing_else(database, monkeypatch):
+    """Somebody disables the operator while the password is being checked."""
+    verify = operators._verify
+
+    def disabled_meanwhile(stored: str, given: str) -> bool:
+        with database.write() as session:
+            session.scalar(select(User)).status = "disabled"
+        return verify(stored, given)
+
+    monkeypatch.setattr(operators, "_verify", disabled_meanwhile)
+
+    token = enter(database)
+
+    with database.read() as session:
+        assert session.scalar(select(User)).status == "disabled"
+    assert not is_in(database, token)

@@ -42,6 +42,7 @@ def test_what_the_server_decides_wins_for_the_engine() -> None:
     ("given", "named"),
     [
         ({"port": "x"}, "port"),
+        ({"port": "0"}, "port"),
         ({"port": "70000"}, "port"),
         ({"prot": "1"}, "prot"),
         ({"block_size": "0"}, "block_size"),

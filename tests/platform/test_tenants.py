@@ -6,6 +6,7 @@ import pytest
 
 from manylora.platform.db import Database
 from manylora.platform.errors import ConflictError, InvalidInputError
+from manylora.platform.models import Tenant
 from manylora.platform.tenants import create_tenant, find_tenant, list_tenants, suspend
 
 
@@ -54,6 +55,21 @@ def test_a_change_is_kept(db: Database) -> None:
         found = find_tenant(session, "acme")
         assert found is not None
         assert found.status == "suspended"
+
+
+def test_suspending_writes_nothing_else(db: Database) -> None:
+    """The row in hand may be old: what others have written since stays."""
+    with db.write() as session:
+        old = create_tenant(session, slug="acme", name="old")
+    with db.write() as session:
+        session.get_one(Tenant, old.id).name = "new"
+
+    with db.write() as session:
+        suspended = suspend(session, old)
+
+    assert (suspended.name, suspended.status) == ("new", "suspended")
+    with db.read() as session:
+        assert session.get_one(Tenant, old.id).name == "new"
 
 
 def test_one_of_many_at_once_gets_the_slug(db: Database) -> None:

@@ -3,6 +3,9 @@
 import csv
 import io
 import json
+import threading
+import time
+from pathlib import Path
 
 import anyio
 import httpx
@@ -11,17 +14,23 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from manylora.platform import usage
+from manylora.platform.db import Database, sqlite_url
+from manylora.platform.ids import now_us
 from manylora.platform.keys import list_keys
+from manylora.platform.migrate import upgrade
 from manylora.platform.models import UsageRecord
 from manylora.platform.usage import Usage, recent, record
-from support.app import ADMIN_TOKEN, TestBed
+from support.app import ADMIN_TOKEN, TestBed, make_testbed
 
 
-def row(bed: TestBed, session: Session, number: int, slug: str = "acme") -> Usage:
-    tenant_id = bed.tenant_ids[slug]
+def key_of(bed: TestBed, session: Session, slug: str = "acme") -> str:
+    return list_keys(session, bed.tenant_ids[slug])[0].id
+
+
+def row(bed: TestBed, key_id: str, number: int, slug: str = "acme") -> Usage:
     return Usage(
-        tenant_id=tenant_id,
-        key_id=list_keys(session, tenant_id)[0].id,
+        tenant_id=bed.tenant_ids[slug],
+        key_id=key_id,
         request_id=f"req_{number}",
         base_model="tiny",
         route="chat",
@@ -43,9 +52,9 @@ def ten_rows(bed: TestBed, monkeypatch: pytest.MonkeyPatch) -> TestBed:
     with bed.services.db.write() as session:
         for number in range(10):
             monkeypatch.setattr(usage, "now_us", lambda at=number: (100 + at // 2) * 1_000_000)
-            record(session, row(bed, session, number))
+            record(session, row(bed, key_of(bed, session), number))
         monkeypatch.setattr(usage, "now_us", lambda: 102_000_000)
-        record(session, row(bed, session, 99, "globex"))
+        record(session, row(bed, key_of(bed, session, "globex"), 99, "globex"))
     return bed
 
 
@@ -65,10 +74,36 @@ def numbers(answer: httpx.Response) -> list[int]:
 def test_the_same_request_is_recorded_once(bed: TestBed) -> None:
     for _ in range(2):
         with bed.services.db.write() as session:
-            record(session, row(bed, session, 1))
+            record(session, row(bed, key_of(bed, session), 1))
 
     with bed.services.db.read() as session:
         assert session.scalar(select(func.count()).select_from(UsageRecord)) == 1
+
+
+def test_a_row_happens_when_it_can_be_written_not_when_it_began_to_wait(tmp_path: Path) -> None:
+    """Else an export up to now could miss rows that are written later with an earlier time."""
+    database = Database(sqlite_url(tmp_path / "test.db"))
+    upgrade(database)
+    bed = make_testbed(database, tmp_path)
+    released: list[int] = []
+
+    def write() -> None:
+        with database.write() as session:
+            record(session, row(bed, bed_key, 1))
+
+    with database.read() as session:
+        bed_key = key_of(bed, session)
+    with database.write() as session:
+        session.connection()  # holds the lock
+        waiting = threading.Thread(target=write)
+        waiting.start()
+        time.sleep(0.3)
+        released.append(now_us())
+    waiting.join()
+
+    with database.read() as session:
+        assert session.scalars(select(UsageRecord)).one().occurred_at >= released[0]
+    database.close()
 
 
 def test_pages_join_to_the_whole(ten_rows: TestBed) -> None:

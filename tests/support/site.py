@@ -9,6 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from fastapi import FastAPI
+from fastapi.routing import APIRoute
 from fastapi.testclient import TestClient
 
 from manylora.platform.adapter_check import CheckResult
@@ -127,6 +128,18 @@ class Site:
         }
         with self.db.write() as session:
             record(session, Usage(**defaults | values))
+
+
+def admin_routes(site: Site) -> list[tuple[str, str]]:
+    """Method and path of every page, also of those that FastAPI keeps in included routers."""
+    pending, found = list(site.app.routes), []
+    while pending:
+        route = pending.pop()
+        if isinstance(route, APIRoute):
+            found += [(method, route.path) for method in sorted(route.methods)]
+        elif included := getattr(route, "original_router", None):
+            pending += included.routes
+    return [(method, path) for method, path in found if path.startswith("/admin")]
 
 
 @cache

@@ -1,7 +1,9 @@
 """Adapters are shown, tried, moved and deleted."""
 
 import re
+import time
 
+import httpx
 import pytest
 from sqlalchemy import func, select
 
@@ -9,7 +11,8 @@ from manylora.engine.api import EngineStats, SlotStats
 from manylora.engine.errors import RequestFailedError
 from manylora.platform.adapters import find_adapter_named
 from manylora.platform.models import UsageRecord
-from support.site import words_of
+from support.app import listening
+from support.site import SAME_ORIGIN, words_of
 
 
 def test_each_adapter_shows_where_the_engine_holds_it(signed_in):
@@ -115,6 +118,28 @@ def test_a_failing_engine_is_told_in_the_answer(signed_in):
     assert "secret path" not in failed.text
     assert gone.status_code == 503
     assert "engine is not available" in gone.text
+
+
+def test_a_try_that_nobody_waits_for_is_aborted(signed_in):
+    upload = signed_in.add_adapter(signed_in.add_tenant())
+    signed_in.engine.stalls_at = 1
+    cookies = {"manylora-session": signed_in.client.cookies["manylora-session"]}
+
+    with listening(signed_in.app) as address:
+        with pytest.raises(httpx.ReadTimeout):
+            httpx.post(
+                f"{address}/admin/adapters/{upload.adapter.id}/try",
+                data={"prompt": "Who?"},
+                headers=SAME_ORIGIN,
+                cookies=cookies,
+                timeout=1,
+            )
+        deadline = time.monotonic() + 10
+        while len(signed_in.engine.aborted) < 2 and time.monotonic() < deadline:
+            time.sleep(0.05)
+
+    assert len(signed_in.engine.stalled) == 2
+    assert set(signed_in.engine.aborted) == set(signed_in.engine.stalled)
 
 
 @pytest.mark.parametrize("path", ["", "/try", "/alias", "/delete"])

@@ -1,28 +1,21 @@
 """Nothing under `/admin` is reached without an operator, nor from another site."""
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
-from fastapi.routing import APIRoute
 from fastapi.testclient import TestClient
+from sqlalchemy import event, select, update
 
+from manylora.platform.ids import now_us
 from manylora.platform.keys import list_keys
+from manylora.platform.models import Session
+from manylora.platform.operators import IDLE_US, SLIDE_EVERY_US
 from manylora.platform.tenants import find_tenant
-from support.site import PASSWORD, SAME_ORIGIN, Site
+from support.site import PASSWORD, SAME_ORIGIN, Site, admin_routes
 
 OPEN = {"/admin/login"}
-
-
-def admin_routes(site: Site) -> list[tuple[str, str]]:
-    """Method and path of every page, also of those that FastAPI keeps in included routers."""
-    pending, found = list(site.app.routes), []
-    while pending:
-        route = pending.pop()
-        if isinstance(route, APIRoute):
-            found += [(method, route.path) for method in sorted(route.methods)]
-        elif included := getattr(route, "original_router", None):
-            pending += included.routes
-    return [(method, path) for method, path in found if path.startswith("/admin")]
 
 
 def test_every_route_but_the_sign_in_needs_an_operator(site):
@@ -139,6 +132,7 @@ def test_over_https_the_cookie_is_secure_and_bound_to_the_host(site):
         {"Origin": "http://testserver.evil.example"},
         {"Origin": "http://testserver:81"},
         {"Origin": "null"},
+        {"Origin": "http://["},
     ],
 )
 def test_a_form_from_another_site_changes_nothing(site, headers):
@@ -183,9 +177,10 @@ def test_htmx_is_led_to_the_sign_in_and_back_to_the_page_it_was_on(site):
 
 
 def test_a_foreign_page_that_htmx_claims_to_be_on_is_not_led_back_to(site):
-    answer = site.get("/admin", hx_request="true", hx_current_url="http://evil.example//evil")
+    for claimed in ("http://evil.example//evil", "http://["):
+        answer = site.get("/admin", hx_request="true", hx_current_url=claimed)
 
-    assert answer.headers["hx-redirect"] == "/admin/login?next=/admin"
+        assert answer.headers["hx-redirect"] == "/admin/login?next=/admin"
 
 
 def test_a_navigation_comes_back_to_where_it_was_going(site):
@@ -266,11 +261,57 @@ def test_a_huge_form_is_refused_before_it_is_read(site):
     assert answer.status_code == 413
 
 
-def test_a_page_that_refreshes_itself_does_not_write(site, monkeypatch):
-    site.sign_in()
-    monkeypatch.setattr(site.db, "write", lambda: pytest.fail("it wrote"))
+def idle_expiry(site: Site) -> int:
+    with site.db.read() as session:
+        return session.scalar(select(Session.idle_expires_at))
 
-    assert site.get("/admin", hx_request="true").status_code == 200
+
+def let_pass(site: Site, microseconds: int) -> None:
+    """As if the session had been idle for so long."""
+    with site.db.write() as session:
+        session.execute(update(Session).values(idle_expires_at=now_us() + IDLE_US - microseconds))
+
+
+@contextmanager
+def no_writer(site: Site) -> Iterator[None]:
+    """Fail a page that asks for the write lock, which all requests share on SQLite."""
+
+    def refuse(_c, _u, statement, *_):
+        assert "IMMEDIATE" not in statement
+
+    event.listen(site.db.engine, "before_cursor_execute", refuse)
+    yield
+    event.remove(site.db.engine, "before_cursor_execute", refuse)
+
+
+def test_a_page_waits_for_the_write_lock_only_when_its_session_must_be_written(site):
+    site.sign_in()
+
+    with no_writer(site):
+        assert site.get("/admin").status_code == 200
+    let_pass(site, SLIDE_EVERY_US + 1_000_000)
+    before = idle_expiry(site)
+    site.get("/admin")
+
+    assert idle_expiry(site) > before
+
+
+def test_a_page_that_refreshes_itself_keeps_no_session_alive(site):
+    site.sign_in()
+    let_pass(site, SLIDE_EVERY_US + 1_000_000)
+    before = idle_expiry(site)
+
+    with no_writer(site):
+        assert site.get("/admin", hx_request="true").status_code == 200
+
+    assert idle_expiry(site) == before
+
+
+def test_a_host_that_cannot_be_one_is_no_error_of_ours(site):
+    site.sign_in()
+
+    for path in ("/admin", "/admin/keys", "/admin/login", "/admin/nothing"):
+        assert site.get(path, host="[").status_code < 500, path
 
 
 def test_static_files_are_open_and_kept_only_under_their_hash(site):

@@ -1,9 +1,12 @@
 """An adapter comes from the browser, or is refused with every reason."""
 
 import re
+from contextlib import AsyncExitStack
 
 import pytest
+from starlette.datastructures import FormData
 
+from manylora.platform import registry
 from manylora.platform.adapters import find_adapter_named
 from support.site import SAME_ORIGIN, Site, words_of
 
@@ -114,3 +117,40 @@ def test_a_known_name_gets_a_version_and_live_stays_unless_asked(signed_in):
     upload(signed_in, b"three", tenant="acme", name="pirate", promote="true")
     with signed_in.db.read() as session:
         assert find_adapter_named(session, tenant.id, "pirate").live.number == 3
+
+
+def test_the_spooled_files_are_closed_whatever_came_of_them(signed_in, monkeypatch):
+    signed_in.add_tenant()
+    closed = []
+    close = FormData.close
+
+    async def note(form):
+        closed.append(form)
+        await close(form)
+
+    monkeypatch.setattr(FormData, "close", note)
+
+    upload(signed_in, tenant="acme", name="pirate")
+    upload(signed_in, config=b"{}", tenant="acme", name="pirate")
+
+    files = [form["files"].file for form in closed]
+    assert [file.closed for file in files] == [True, True]
+
+
+def test_one_upload_too_many_is_asked_to_come_back(signed_in, monkeypatch):
+    monkeypatch.setattr(registry, "UPLOAD_PATIENCE_SECONDS", 0.05)
+    signed_in.add_tenant()
+    others = AsyncExitStack()
+
+    async def crowd():
+        for _ in range(registry.MAX_UPLOADS):
+            await others.enter_async_context(signed_in.services.adapters.turn())
+
+    signed_in.client.portal.call(crowd)
+    refused = upload(signed_in, tenant="acme", name="pirate")
+    signed_in.client.portal.call(others.aclose)
+
+    assert refused.status_code == 503
+    assert int(refused.headers["retry-after"]) > 0
+    assert "Too many uploads" in words_of(refused.text)
+    assert upload(signed_in, tenant="acme", name="pirate").status_code == 303

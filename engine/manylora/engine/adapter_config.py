@@ -3,7 +3,6 @@
 import json
 import math
 import re
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,19 +28,29 @@ _NEUTRAL = frozenset(
         "peft_version",
         "revision",
         "runtime_config",
-        "target_modules",
         "task_type",
         "ensure_weight_tying",
     }
 )
 _USED = frozenset(
-    {"peft_type", "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern", "bias"}
+    {
+        "peft_type",
+        "r",
+        "lora_alpha",
+        "use_rslora",
+        "rank_pattern",
+        "alpha_pattern",
+        "bias",
+        "target_modules",
+    }
 )
 # Initialisations that leave the base as it is. Others (PiSSA, OLoRA, CorDA, LoftQ) subtract
 # from it, so their weights mean something only over that changed base.
 _PLAIN_INITS = (True, False, None, "gaussian", "eva", "orthogonal")
 _LITERAL = re.compile(r"[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)*")
 MAX_PATTERN_KEYS = 4096
+MAX_TARGETS = 1024
+MAX_ALPHA = 1e6  # far above what anybody trains with; a product beyond it overflows
 
 Patterns = tuple[tuple[re.Pattern[str], float], ...]
 
@@ -55,6 +64,7 @@ class AdapterConfig:
     rslora: bool
     rank_patterns: Patterns
     alpha_patterns: Patterns
+    target_modules: str | frozenset[str] | None  # a regular expression, names, or not said
     ignored: tuple[str, ...]
     base_model: str | None
 
@@ -70,15 +80,31 @@ class AdapterConfig:
         if reasons:
             raise AdapterError(reasons)
         base_model = raw.get("base_model_name_or_path")
+        targets = raw.get("target_modules")
         return cls(
             default_rank=raw["r"],
             default_alpha=raw["lora_alpha"],
             rslora=raw.get("use_rslora") or False,
             rank_patterns=_compile(raw.get("rank_pattern") or {}),
             alpha_patterns=_compile(raw.get("alpha_pattern") or {}),
+            target_modules=targets
+            if targets is None or isinstance(targets, str)
+            else frozenset(targets),
             ignored=tuple(sorted(raw.keys() - _USED)),
             base_model=base_model if isinstance(base_model, str) else None,
         )
+
+    def targets(self, path: str) -> bool:
+        """Whether `target_modules` names a module, by PEFT's rule; not said names all."""
+        match self.target_modules:
+            case None:
+                return True
+            case str() as expression:
+                all_linear = expression.lower() == "all-linear"
+                return all_linear or re.fullmatch(expression, path) is not None
+            case names:
+                parts = path.split(".")
+                return any(".".join(parts[i:]) in names for i in range(len(parts)))
 
     def rank(self, path: str) -> int:
         return int(_matching(self.rank_patterns, path, self.default_rank))
@@ -145,7 +171,8 @@ def _malformed(raw: dict[str, Any]) -> list[str]:
         if name not in raw:
             reasons.append(f"{name} is missing from adapter_config.json")
         elif not valid(raw[name]):
-            reasons.append(f"{name} {raw[name]!r} is not a positive number")
+            reasons.append(f"{name} {raw[name]!r} is not a positive number of a sensible size")
+    reasons += _malformed_targets(raw.get("target_modules"))
     if not isinstance(raw.get("use_rslora") or False, bool):
         reasons.append("use_rslora is not true or false")
     for name, valid in (("rank_pattern", _is_rank), ("alpha_pattern", _is_number)):
@@ -164,6 +191,26 @@ def _malformed(raw: dict[str, Any]) -> list[str]:
     return reasons
 
 
+def _malformed_targets(targets: object) -> list[str]:
+    match targets:
+        case None:
+            return []
+        case str():
+            try:
+                re.compile(targets)
+            except (re.error, RecursionError, OverflowError):
+                return ["target_modules is not a regular expression"]
+            return []
+        case list() if not targets:
+            return ["target_modules is empty"]
+        case list() if len(targets) > MAX_TARGETS:
+            return [f"target_modules has {len(targets)} entries, more than {MAX_TARGETS}"]
+        case list() if all(isinstance(target, str) for target in targets):
+            return []
+        case _:
+            return ["target_modules is neither a list of names nor a regular expression"]
+
+
 def _is_rank(value: object) -> bool:
     return type(value) is int and value > 0
 
@@ -171,4 +218,4 @@ def _is_rank(value: object) -> bool:
 def _is_number(value: object) -> bool:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
-    return 0 < value <= sys.float_info.max
+    return 0 < value <= MAX_ALPHA

@@ -61,8 +61,14 @@ class AdapterFile:
         }
 
 
-def read_adapter(folder: Path, config: DecoderConfig, *, max_lora_rank: int) -> AdapterFile:
+def read_adapter(
+    folder: Path, config: DecoderConfig, *, max_lora_rank: int, was_checked: bool = False
+) -> AdapterFile:
     """Check a PEFT folder against a model's geometry.
+
+    Args:
+        was_checked: it was accepted before, so that its author's regular expression, which may
+            take for ever, is not run again.
 
     Raises:
         AdapterError: it would not be applied exactly; every reason is given.
@@ -70,20 +76,17 @@ def read_adapter(folder: Path, config: DecoderConfig, *, max_lora_rank: int) -> 
     settings = AdapterConfig.read(folder / CONFIG_FILE)
     weights = SafetensorsFile.read(folder / WEIGHTS_FILE)
     modules, reasons = _match_modules(weights, settings, config.linear_shapes())
-    reasons += [
-        f"{m.path}: rank {m.rank} is above this server's --max-lora-rank {max_lora_rank}"
-        for m in modules
-        if m.rank > max_lora_rank
-    ]
+    for module in modules:
+        if module.rank > max_lora_rank:
+            reasons.append(
+                f"{module.path}: rank {module.rank} is above this server's --max-lora-rank "
+                f"{max_lora_rank}"
+            )
+        if not was_checked and not settings.targets(module.path):
+            reasons.append(f"{module.path} has weights, but target_modules does not name it")
     if not modules and not reasons:
         reasons.append("the weights file adapts no module of the base model")
-    if not reasons:
-        reasons += [
-            f"{entry.name} contains NaN or infinity"
-            for module in modules
-            for entry in (module.a, module.b)
-            if not weights.is_finite(entry)
-        ]
+    reasons = reasons or _not_finite(weights, modules)
     if reasons:
         raise AdapterError(reasons)
     return AdapterFile(
@@ -93,6 +96,15 @@ def read_adapter(folder: Path, config: DecoderConfig, *, max_lora_rank: int) -> 
         ignored_config=settings.ignored,
         base_model=settings.base_model,
     )
+
+
+def _not_finite(weights: SafetensorsFile, modules: list[AdapterModule]) -> list[str]:
+    return [
+        f"{entry.name} contains NaN or infinity"
+        for module in modules
+        for entry in (module.a, module.b)
+        if not weights.is_finite(entry)
+    ]
 
 
 def _match_modules(

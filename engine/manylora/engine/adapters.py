@@ -2,7 +2,7 @@
 
 import re
 from collections import OrderedDict
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +25,7 @@ _DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 @dataclass(frozen=True, slots=True)
 class LoraMatrices:
-    """`scale * (b @ (a @ x))`: a [R, in], b [out, R], as stored."""
+    """`scale * (b @ (a @ x))`: a [R, in], b [out, R], in the model's dtype."""
 
     a: Tensor
     b: Tensor
@@ -41,26 +41,39 @@ class AdapterWeights:
     info: AdapterInfo
 
 
-def load_adapter(folder: Path, config: DecoderConfig, *, max_lora_rank: int) -> AdapterWeights:
-    """Check a PEFT folder and read its weights.
+def load_adapter(
+    folder: Path,
+    config: DecoderConfig,
+    *,
+    dtype: torch.dtype,
+    max_lora_rank: int,
+    was_checked: bool = False,
+) -> AdapterWeights:
+    """Check a PEFT folder and read its weights into the model's dtype.
 
     Raises:
         AdapterError: it would not be applied exactly.
     """
-    file = read_adapter(folder, config, max_lora_rank=max_lora_rank)
+    file = read_adapter(folder, config, max_lora_rank=max_lora_rank, was_checked=was_checked)
     return AdapterWeights(
         digest=file.digest,
         modules={
-            m.path: LoraMatrices(_tensor(file.weights, m.a), _tensor(file.weights, m.b), m.scale)
+            m.path: LoraMatrices(
+                _tensor(file.weights, m.a, dtype), _tensor(file.weights, m.b, dtype), m.scale
+            )
             for m in file.modules
         },
         info=AdapterInfo(digest=file.digest, report=file.report()),
     )
 
 
-def _tensor(weights: SafetensorsFile, entry: TensorEntry) -> Tensor:
-    data = bytearray(weights.data(entry))  # a copy: the file may go away
-    return torch.frombuffer(data, dtype=_DTYPES[entry.dtype]).view(entry.shape)
+def _tensor(weights: SafetensorsFile, entry: TensorEntry, dtype: torch.dtype) -> Tensor:
+    """A copy, as the file may go away, and aligned by torch: a product's bits depend on that."""
+    data = torch.frombuffer(bytearray(weights.data(entry)), dtype=_DTYPES[entry.dtype])
+    tensor = data.view(entry.shape).to(dtype, copy=True)
+    if not bool(tensor.isfinite().all()):
+        raise AdapterError([f"{entry.name} has numbers that do not fit {dtype}"])
+    return tensor
 
 
 class AdapterCache:
@@ -70,18 +83,21 @@ class AdapterCache:
         self,
         config: DecoderConfig,
         *,
+        dtype: torch.dtype,
         max_lora_rank: int,
         max_adapters: int,
         store: Path | None,
     ) -> None:
         """
         Args:
-            store: a folder of PEFT folders named by digest, or None when adapters are only `put`.
+            store: a folder of PEFT folders named by digest; None when all come from `add_folder`.
         """
         self._config = config
+        self._dtype = dtype
         self._max_lora_rank = max_lora_rank
         self._max_adapters = max_adapters
         self._store = store
+        self._folders: dict[str, Path] = {}  # of adapters outside the store
         self._loaded: OrderedDict[str, AdapterWeights] = OrderedDict()
         self._loading: dict[str, Future[AdapterWeights]] = {}
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="adapter-loader")
@@ -102,14 +118,40 @@ class AdapterCache:
         self._loaded[weights.digest] = weights
 
     def drop(self, digest: str) -> None:
+        """Forget an adapter; one of the store can be loaded again."""
         self._loaded.pop(digest, None)
+        self._folders.pop(digest, None)
 
     @property
-    def is_loading(self) -> bool:
+    def has_loads(self) -> bool:
         return bool(self._loading)
 
+    def is_loading(self, digest: str) -> bool:
+        return digest in self._loading
+
+    def add_folder(self, folder: Path) -> AdapterInfo:
+        """Load a PEFT folder outside the store now; it can be loaded again from there.
+
+        Raises:
+            AdapterError: it would not be applied exactly.
+        """
+        weights = load_adapter(
+            folder, self._config, dtype=self._dtype, max_lora_rank=self._max_lora_rank
+        )
+        self._folders[weights.digest] = folder
+        self.put(weights)
+        return weights.info
+
+    def check_known(self, digest: str) -> None:
+        """
+        Raises:
+            AdapterNotFoundError: it is neither in memory nor in the store.
+        """
+        if digest not in self._loaded and digest not in self._loading:
+            self._folder(digest)
+
     def begin_load(self, digest: str) -> Future[AdapterWeights]:
-        """Start loading an adapter of the store unless it is loaded or on its way.
+        """Start loading an adapter unless it is loaded or on its way.
 
         Returns:
             A future of its weights; it may raise AdapterError.
@@ -122,13 +164,22 @@ class AdapterCache:
             done.set_result(self.get(digest))
             return done
         if digest not in self._loading:
-            if self._store is None or not _DIGEST.fullmatch(digest):
-                raise AdapterNotFoundError(digest)
-            folder = self._store / digest
-            if not folder.is_dir():
-                raise AdapterNotFoundError(digest)
-            self._loading[digest] = self._worker.submit(self._load, digest, folder)
+            self._folder(digest)
+            self._loading[digest] = self._worker.submit(self._load, digest)
         return self._loading[digest]
+
+    def make_ready(self, needed: Sequence[str]) -> None:
+        """Begin to load what is needed first, as much as there is room for; others make room."""
+        first = needed[: self._max_adapters]
+        for digest in [d for d in self._loaded if d not in first]:
+            if len({*self._loaded, *self._loading, *first}) <= self._max_adapters:
+                break
+            del self._loaded[digest]
+        for digest in first:
+            if len(self._loading) + len(self._loaded) >= self._max_adapters:
+                break
+            if digest not in self._loaded and digest not in self._loading:
+                self._loading[digest] = self._worker.submit(self._load, digest)
 
     def finish_loads(self) -> dict[str, AdapterError]:
         """Take over what the worker has loaded; the errors of what it could not, by digest."""
@@ -143,26 +194,36 @@ class AdapterCache:
                 errors[digest] = error
         return errors
 
-    def evict(self, in_use: Collection[str]) -> None:
-        """Bring the cache back to its size; adapters of queued or running sequences stay."""
-        for digest in [d for d in self._loaded if d not in in_use]:
-            if len(self._loaded) <= self._max_adapters:
-                return
-            del self._loaded[digest]
-
     def close(self) -> None:
         self._worker.shutdown(wait=False, cancel_futures=True)
 
-    def _load(self, digest: str, folder: Path) -> AdapterWeights:
+    def _folder(self, digest: str) -> Path:
+        if digest in self._folders:
+            return self._folders[digest]
+        if self._store is not None and _DIGEST.fullmatch(digest):
+            folder = self._store / digest
+            if folder.is_dir():
+                return folder
+        raise AdapterNotFoundError(digest)
+
+    def _load(self, digest: str) -> AdapterWeights:
         try:
-            weights = load_adapter(folder, self._config, max_lora_rank=self._max_lora_rank)
+            weights = load_adapter(
+                self._folder(digest),
+                self._config,
+                dtype=self._dtype,
+                max_lora_rank=self._max_lora_rank,
+                was_checked=True,
+            )
         except AdapterError:
             raise
+        except AdapterNotFoundError as error:
+            raise AdapterError(["its files are gone from the adapter store"]) from error
         except Exception as error:
             logger.exception("adapter_unreadable", digest=digest)
             raise AdapterError(
                 [f"the adapter could not be read: {type(error).__name__}"]
             ) from error
         if weights.digest != digest:
-            raise AdapterError([f"the store's folder {digest} holds adapter {weights.digest}"])
+            raise AdapterError([f"the folder of {digest} holds adapter {weights.digest}"])
         return weights

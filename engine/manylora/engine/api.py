@@ -41,6 +41,8 @@ class SamplingParams:
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
         object.__setattr__(self, "stop", stop)
         object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        for name in ("max_tokens", "top_k", "seed", "logprobs"):
+            _whole(name, getattr(self, name))
         _in_range("max_tokens", self.max_tokens, 1, None)
         _in_range("temperature", self.temperature, 0, 2)
         _in_range("top_p", self.top_p, 0, 1)
@@ -57,6 +59,11 @@ class SamplingParams:
             "".join(stop).encode()
         except UnicodeEncodeError as error:  # half a surrogate pair
             raise InvalidRequestError("a stop string is not valid Unicode", param="stop") from error
+
+
+def _whole(name: str, value: object) -> None:
+    if value is not None and type(value) is not int:
+        raise InvalidRequestError(f"{name} must be a whole number", param=name)
 
 
 def _in_range(name: str, value: float | None, low: float, high: float | None) -> None:
@@ -201,6 +208,5 @@ class EngineStats:
     prompt_tokens: int = 0
     output_tokens: int = 0
     uptime_seconds: float = 0.0
-    step_age_seconds: float = 0.0  # since the step now running began; 0 when idle
     slots: tuple[SlotStats, ...] = ()
     host_digests: tuple[str, ...] = field(default=())  # adapters in the host cache

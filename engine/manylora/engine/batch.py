@@ -1,11 +1,12 @@
 """From what the scheduler chose to the tensors of one forward call."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from manylora.engine.scheduler import ScheduledBatch
+from manylora.engine.scheduler import ScheduledBatch, ScheduledSequence
 from manylora.kernels.surface import AttentionPlan, Backend, LoraPlan, PackedAdapter, RowSpan
 
 
@@ -26,48 +27,60 @@ class ModelInput:
 
 def build_model_input(
     batch: ScheduledBatch,
-    adapters: list[PackedAdapter | None],
+    adapters: Sequence[PackedAdapter | None],
     backend: Backend,
     *,
     block_size: int,
     device: str,
     all_logits: bool = False,
 ) -> ModelInput:
-    """Lay a batch out as rows.
+    """Lay a batch out as rows, sequence after sequence.
 
     Args:
         adapters: what lies in each slot.
         all_logits: want the logits of every true row, not only of those that sample.
     """
-    token_ids: list[int] = []
-    positions: list[int] = []
-    slot_mapping: list[int] = []
-    logit_rows: list[int] = []
-    spans: list[RowSpan] = []
-    lora_spans: list[tuple[int, int, PackedAdapter | None]] = []
-    for entry in batch.entries:
-        sequence, first_row = entry.sequence, len(token_ids)
-        start = sequence.num_computed_tokens
-        stop = start + entry.num_tokens
-        token_ids += sequence.token_ids[start:stop]
-        positions += range(start, stop)
-        slot_mapping += (
-            sequence.block_table[p // block_size] * block_size + p % block_size
-            for p in range(start, stop)
-        )
-        spans.append(RowSpan(first_row, entry.num_tokens, start, sequence.block_table))
-        adapter = None if sequence.slot is None else adapters[sequence.slot]
-        lora_spans.append((first_row, entry.num_tokens, adapter))
-        if all_logits:
-            logit_rows += range(first_row, first_row + entry.num_tokens)
-        elif entry.samples:
-            logit_rows.append(first_row + entry.num_tokens - 1)
-    padding = [0] * (-len(token_ids) % backend.row_multiple)
+    rows = [(entry.sequence, p) for entry in batch.entries for p in entry.positions]
+    spans = _spans(batch)
+    last_rows = [
+        span.first_row + span.num_rows - 1
+        for span, entry in zip(spans, batch.entries, strict=True)
+        if entry.samples
+    ]
+    padding = [0] * (-len(rows) % backend.row_multiple)
+
+    def tensor(values: list[int]) -> Tensor:
+        return torch.tensor(values, dtype=torch.int64, device=device)
+
     return ModelInput(
-        token_ids=torch.tensor(token_ids + padding, device=device),
-        positions=torch.tensor(positions + padding, device=device),
-        slot_mapping=torch.tensor(slot_mapping, device=device),
-        logit_rows=torch.tensor(logit_rows, dtype=torch.int64, device=device),
-        lora=backend.plan_lora(lora_spans),
+        token_ids=tensor([s.token_ids[p] for s, p in rows] + padding),
+        positions=tensor([p for _, p in rows] + padding),
+        slot_mapping=tensor(
+            [s.block_table[p // block_size] * block_size + p % block_size for s, p in rows]
+        ),
+        logit_rows=tensor(list(range(len(rows))) if all_logits else last_rows),
+        lora=backend.plan_lora(
+            [
+                (span.first_row, span.num_rows, _adapter_of(entry, adapters))
+                for span, entry in zip(spans, batch.entries, strict=True)
+            ]
+        ),
         attention=backend.plan_attention(spans, block_size),
     )
+
+
+def _spans(batch: ScheduledBatch) -> list[RowSpan]:
+    """Where each sequence's rows stand."""
+    spans, first_row = [], 0
+    for entry in batch.entries:
+        positions, table = entry.positions, entry.sequence.block_table
+        spans.append(RowSpan(first_row, len(positions), positions.start, table))
+        first_row += len(positions)
+    return spans
+
+
+def _adapter_of(
+    entry: ScheduledSequence, adapters: Sequence[PackedAdapter | None]
+) -> PackedAdapter | None:
+    slot = entry.sequence.slot
+    return None if slot is None else adapters[slot]

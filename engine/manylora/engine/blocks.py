@@ -82,7 +82,7 @@ class BlockPool:
         blocks = []
         for _ in range(count):
             block, _ = self._free.popitem(last=False)
-            self._forget(block)
+            self.forget(block)
             self._references[block] = 1
             blocks.append(block)
         return blocks
@@ -103,7 +103,8 @@ class BlockPool:
             self._hashes[block] = block_hash
             self._cached[block_hash] = block
 
-    def _forget(self, block: int) -> None:
+    def forget(self, block: int) -> None:
+        """Let a block be found no more; who holds it keeps it."""
         block_hash = self._hashes[block]
         if block_hash is not None:
             del self._cached[block_hash]

@@ -9,10 +9,11 @@ from manylora.engine.api import EngineInfo
 from manylora.engine.blocks import BlockPool
 from manylora.engine.config import EngineConfig
 from manylora.engine.core import EngineCore
+from manylora.engine.errors import InvalidRequestError
 from manylora.engine.models.config import DecoderConfig
 from manylora.engine.models.source import ModelSource, resolve_model
-from manylora.engine.models.weights import open_weights
-from manylora.engine.runner import ModelRunner
+from manylora.engine.models.weights import Weights
+from manylora.engine.runner import ModelRunner, kv_shape
 from manylora.engine.scheduler import Scheduler
 from manylora.engine.slots import AdapterSlots
 from manylora.engine.text.processor import TextProcessor
@@ -23,16 +24,20 @@ def build_engine(config: EngineConfig) -> EngineCore:
 
     Raises:
         ModelError: the model cannot be found or is not supported.
+        InvalidRequestError: an option asks for what the machine or the model does not have.
     """
     if config.threads is not None:
         torch.set_num_threads(config.threads)
+    _check_device(config.device)
     source = resolve_model(config.model)
     model = DecoderConfig.from_folder(source.folder)
     dtype = model.dtype if config.dtype == "auto" else config.dtype
-    max_model_len = min(config.max_model_len or model.max_positions, model.max_positions)
-    runner = _build_runner(config, source, model, dtype, max_model_len)
+    num_kv_blocks = _num_kv_blocks(config, model, dtype)
+    max_model_len = _max_model_len(config, model, num_kv_blocks)
+    runner = _build_runner(config, source, model, dtype, num_kv_blocks, max_model_len)
     adapters = AdapterCache(
         model,
+        dtype=getattr(torch, dtype),
         max_lora_rank=config.max_lora_rank,
         max_adapters=config.max_cpu_loras,
         store=None if config.adapter_store is None else Path(config.adapter_store),
@@ -48,20 +53,56 @@ def build_engine(config: EngineConfig) -> EngineCore:
     )
 
 
+def _check_device(device: str) -> None:
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).partition("\n")[0]
+        raise InvalidRequestError(f"device {device!r}: {reason}", param="device") from error
+
+
+def _num_kv_blocks(config: EngineConfig, model: DecoderConfig, dtype: str) -> int:
+    if config.num_kv_blocks is not None:
+        return config.num_kv_blocks
+    block_bytes = kv_shape(model, config.block_size).bytes_per_block(getattr(torch, dtype))
+    return max(1, config.kv_cache_memory_bytes // block_bytes)
+
+
+def _max_model_len(config: EngineConfig, model: DecoderConfig, num_kv_blocks: int) -> int:
+    """What was asked for, else the longest that model and KV cache both allow.
+
+    Raises:
+        InvalidRequestError: more was asked for than one of them allows.
+    """
+    limits = {
+        "the model has": model.max_positions,
+        "the KV cache holds": num_kv_blocks * config.block_size,
+    }
+    if config.max_model_len is None:
+        return min(limits.values())
+    for what, limit in limits.items():
+        if config.max_model_len > limit:
+            raise InvalidRequestError(
+                f"max_model_len is {config.max_model_len} tokens; {what} {limit}",
+                param="max_model_len",
+            )
+    return config.max_model_len
+
+
 def _build_runner(
     config: EngineConfig,
     source: ModelSource,
     model: DecoderConfig,
     dtype: str,
+    num_kv_blocks: int,
     max_model_len: int,
 ) -> ModelRunner:
     return ModelRunner(
         model,
-        open_weights(source.folder, getattr(torch, dtype), config.device),
+        Weights(source.folder, getattr(torch, dtype), config.device),
         device=config.device,
         block_size=config.block_size,
-        num_kv_blocks=config.num_kv_blocks,
-        kv_cache_memory_bytes=config.kv_cache_memory_bytes,
+        num_kv_blocks=num_kv_blocks,
         max_model_len=max_model_len,
         num_slots=config.max_loras,
     )

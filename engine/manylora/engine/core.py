@@ -24,7 +24,7 @@ from manylora.engine.api import (
 from manylora.engine.errors import EngineOverloadedError, InvalidRequestError
 from manylora.engine.outputs import accept_token, final_output
 from manylora.engine.runner import ModelRunner
-from manylora.engine.sampler import sample
+from manylora.engine.sampler import draw_seed, sample
 from manylora.engine.scheduler import ScheduledBatch, Scheduler
 from manylora.engine.sequence import Sequence
 from manylora.engine.text.processor import TextProcessor
@@ -66,10 +66,12 @@ class EngineCore:
         self._num_preemptions = 0
         self._prompt_tokens = 0
         self._output_tokens = 0
+        self._num_drawn_seeds = 0
+        self._dropping: set[str] = set()  # adapters that leave with their last sequence
 
     @property
     def has_work(self) -> bool:
-        return bool(self._sequences) or self.adapters.is_loading
+        return bool(self._sequences) or self.adapters.has_loads
 
     @property
     def step_age_seconds(self) -> float:
@@ -87,7 +89,8 @@ class EngineCore:
         """
         self._check(request)
         if request.adapter is not None:
-            self.adapters.begin_load(request.adapter.digest)
+            self.adapters.check_known(request.adapter.digest)
+            self._dropping.discard(request.adapter.digest)
         stop = request.params.stop
         sequence = Sequence(
             request=request,
@@ -97,6 +100,7 @@ class EngineCore:
                 self.text.detokenizer(request.prompt_token_ids) if self.text.has_tokenizer else None
             ),
             stops=StopMatcher(stop) if stop else None,
+            seed=self._seed_of(request),
         )
         self._sequences[request.request_id] = sequence
         self.scheduler.add(sequence)
@@ -117,20 +121,16 @@ class EngineCore:
             self.runner.fill_slot(slot, self.adapters.get(digest))
         if batch.entries:
             self.trace.add(batch)
-            logits = self.runner.run(batch)
-            outputs += self._sample(batch, logits)
-        self.adapters.evict({s.digest for s in self._sequences.values() if s.digest})
+            outputs += self._sample(batch, self.runner.run(batch))
+        self.adapters.make_ready(self.scheduler.adapters_by_need())
+        self._drop_unneeded()
         self._step_began = None
         return outputs
 
     def unload_adapter(self, digest: str) -> None:
-        """Drop an adapter from its slot and from host memory unless a sequence needs it."""
-        if any(sequence.digest == digest for sequence in self._sequences.values()):
-            return
-        slot = self.scheduler.slots.drop(digest)
-        if slot is not None:
-            self.runner.empty_slot(slot)
-        self.adapters.drop(digest)
+        """Drop an adapter from its slot and from host memory once no sequence needs it."""
+        self._dropping.add(digest)
+        self._drop_unneeded()
 
     def stats(self) -> EngineStats:
         blocks, slots = self.scheduler.blocks, self.scheduler.slots
@@ -144,7 +144,6 @@ class EngineCore:
             prompt_tokens=self._prompt_tokens,
             output_tokens=self._output_tokens,
             uptime_seconds=self._clock() - self._started,
-            step_age_seconds=self.step_age_seconds,
             slots=tuple(
                 SlotStats(
                     slot=index,
@@ -177,16 +176,26 @@ class EngineCore:
             raise InvalidRequestError(
                 f"a prompt token id is not between 0 and {vocab_size - 1}", param="prompt"
             )
-        most = min(length + request.params.max_tokens, limit)
-        capacity = self.info.num_kv_blocks * self.info.block_size
-        if most > capacity:
-            raise InvalidRequestError(
-                f"prompt and max_tokens need room for {most} tokens; the KV cache holds {capacity}",
-                param="max_tokens",
-                code="context_length_exceeded",
-            )
         if len(self.scheduler.waiting) >= self._max_num_waiting:
             raise EngineOverloadedError(RETRY_AFTER_SECONDS)
+
+    def _seed_of(self, request: Request) -> int:
+        """The request's seed; one that brings none gets the next that the engine's seed gives."""
+        if request.params.seed is not None:
+            return request.params.seed
+        self._num_drawn_seeds += 1
+        return draw_seed(self._seed, self._num_drawn_seeds)
+
+    def _drop_unneeded(self) -> None:
+        needed = {sequence.digest for sequence in self._sequences.values()}
+        for digest in self._dropping - needed:
+            if self.adapters.is_loading(digest):
+                continue
+            slot = self.scheduler.slots.drop(digest)
+            if slot is not None:
+                self.runner.empty_slot(slot)
+            self.adapters.drop(digest)
+            self._dropping.remove(digest)
 
     def _finish_loads(self) -> list[RequestOutput]:
         """End the requests whose adapter turned out not to load."""
@@ -220,15 +229,12 @@ class EngineCore:
         return [self._accept(sequence, row) for sequence, row in zip(sampling, logits, strict=True)]
 
     def _accept(self, sequence: Sequence, logits: Tensor) -> RequestOutput:
-        params = sequence.request.params
         sampled = sample(
-            logits,
-            params,
-            seed=self._seed if params.seed is None else params.seed,
-            position=sequence.num_tokens,
+            logits, sequence.request.params, seed=sequence.seed, position=sequence.num_tokens
         )
         if sampled.token_id is None:
             logger.warning("logits_not_finite", request_id=sequence.request_id)
+            self.scheduler.forget_prefix(sequence)
             return self._end(
                 sequence, FinishReason.ERROR, error="the model gave numbers that are not finite"
             )

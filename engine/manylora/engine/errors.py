@@ -15,12 +15,28 @@ class InvalidRequestError(EngineError):
         self.code = code
 
 
+MAX_REASONS = 20
+MAX_REASON_CHARACTERS = 300
+
+
 class AdapterError(EngineError):
     """An adapter is refused; each reason names the tensor or config field at fault."""
 
     def __init__(self, reasons: tuple[str, ...] | list[str]) -> None:
-        super().__init__("; ".join(reasons))
-        self.reasons = tuple(reasons)
+        """Keep the first reasons, cut short: names in a hostile file may be of any length."""
+        kept = [_shortened(reason) for reason in reasons[:MAX_REASONS]]
+        if len(reasons) > MAX_REASONS:
+            kept.append(f"and {len(reasons) - MAX_REASONS} more")
+        super().__init__("; ".join(kept))
+        self.reasons = tuple(kept)
+
+
+def _shortened(text: str) -> str:
+    excess = len(text) - MAX_REASON_CHARACTERS
+    if excess <= 0:
+        return text
+    half = MAX_REASON_CHARACTERS // 2
+    return f"{text[:half]} … {text[-half:]}"
 
 
 class AdapterNotFoundError(EngineError):

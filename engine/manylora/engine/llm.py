@@ -8,7 +8,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from manylora.engine.adapters import load_adapter
 from manylora.engine.api import (
     AdapterInfo,
     EngineStats,
@@ -60,8 +59,6 @@ class LLM:
     def __init__(self, model: str | Path, **options: Any) -> None:
         options.setdefault("max_num_waiting", sys.maxsize)  # there is no client to send away
         self.core = build_engine(EngineConfig(model=str(model), **options))
-        self._model = model
-        self._max_lora_rank = self.core.info.max_lora_rank
         self._ids = itertools.count()
 
     def load_adapter(self, folder: str | Path) -> AdapterInfo:
@@ -70,11 +67,7 @@ class LLM:
         Raises:
             AdapterError: it would not be applied exactly; every reason is given.
         """
-        weights = load_adapter(
-            Path(folder), self.core.runner.model.config, max_lora_rank=self._max_lora_rank
-        )
-        self.core.adapters.put(weights)
-        return weights.info
+        return self.core.adapters.add_folder(Path(folder))
 
     def unload_adapter(self, adapter: AdapterInfo) -> None:
         """Drop an adapter from its slot and from host memory."""

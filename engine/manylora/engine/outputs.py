@@ -10,36 +10,40 @@ def accept_token(
 ) -> RequestOutput:
     """Append a sampled token to its sequence and finish it when it must end here."""
     assert sampled.token_id is not None
-    token = sampled.token_id
-    sequence.token_ids.append(token)
-    params = sequence.request.params
-    text = ""
-    if token in params.stop_token_ids:
-        sequence.stop_reason = token
-        sequence.finish(FinishReason.STOP)
-    elif token in eos_token_ids and not params.ignore_eos:
-        sequence.finish(FinishReason.STOP)
-    else:
-        text = _add_text(sequence, token)
-        at_limit = (
-            sequence.num_output_tokens == params.max_tokens or sequence.num_tokens == max_model_len
-        )
-        if at_limit and sequence.finish_reason is None:
-            sequence.finish(FinishReason.LENGTH)
+    sequence.token_ids.append(sampled.token_id)
+    text = _stop_or_text(sequence, sampled.token_id, eos_token_ids)
+    at_limit = (
+        sequence.num_output_tokens == sequence.request.params.max_tokens
+        or sequence.num_tokens == max_model_len
+    )
+    if at_limit and sequence.finish_reason is None:
+        sequence.finish(FinishReason.LENGTH)
     if sequence.finish_reason is not None and not isinstance(sequence.stop_reason, str):
         text += _flush_text(sequence)
-    logprobs = () if sampled.logprob is None else (sampled.logprob,)
     return RequestOutput(
         request_id=sequence.request_id,
         text=text,
-        token_ids=(token,),
-        logprobs=logprobs,
+        token_ids=(sampled.token_id,),
+        logprobs=() if sampled.logprob is None else (sampled.logprob,),
         finish_reason=sequence.finish_reason,
         stop_reason=sequence.stop_reason,
         num_prompt_tokens=sequence.num_prompt_tokens,
         num_cached_tokens=sequence.num_cached_tokens,
         num_output_tokens=sequence.num_output_tokens,
     )
+
+
+def _stop_or_text(sequence: Sequence, token: int, eos_token_ids: frozenset[int]) -> str:
+    """Finish the sequence at a token that ends it, which has no text; else the token's text."""
+    params = sequence.request.params
+    if token in params.stop_token_ids:
+        sequence.stop_reason = token
+        sequence.finish(FinishReason.STOP)
+        return ""
+    if token in eos_token_ids and not params.ignore_eos:
+        sequence.finish(FinishReason.STOP)
+        return ""
+    return _add_text(sequence, token)
 
 
 def final_output(sequence: Sequence, metrics: RequestMetrics) -> RequestOutput:

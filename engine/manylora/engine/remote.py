@@ -4,11 +4,14 @@ import asyncio
 import itertools
 import time
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
+import structlog
+
 from manylora.engine.api import AdapterInfo, EngineInfo, EngineStats, Request, RequestOutput
-from manylora.engine.errors import EngineUnavailableError, WireError
+from manylora.engine.errors import EngineUnavailableError, InvalidRequestError, WireError
 from manylora.engine.streams import OutputStream, check_new
 from manylora.engine.wire import (
     Abort,
@@ -27,6 +30,8 @@ from manylora.engine.wire import (
     read_message,
     write_message,
 )
+
+logger = structlog.get_logger(__name__)
 
 
 class RemoteEngine:
@@ -82,8 +87,9 @@ class RemoteEngine:
                 yield output
         finally:
             del self._streams[request.request_id]
-            if not ended and not self._is_lost:
-                await self._send(Abort(request.request_id))
+            if not ended:
+                with suppress(EngineUnavailableError):  # then it is aborted already
+                    await self._send(Abort(request.request_id))
 
     async def load_adapter(self, digest: str) -> AdapterInfo:
         call_id = next(self._call_ids)
@@ -124,12 +130,18 @@ class RemoteEngine:
             await write_message(self._writer, message)
         except OSError as error:
             raise _lost() from error
+        except WireError as error:
+            raise InvalidRequestError(f"the request is too large: {error}") from error
 
     async def _read(self) -> None:
         try:
             while True:
                 self._take(await read_message(self._reader, from_engine))
-        except (OSError, asyncio.IncompleteReadError, WireError):
+        except (OSError, asyncio.IncompleteReadError):
+            pass  # the process is gone
+        except WireError:
+            logger.exception("engine_unintelligible")
+        finally:
             self._lose()
 
     def _take(self, message: FromEngine) -> None:

@@ -84,7 +84,9 @@ def _read_header(content: memoryview, name: str) -> tuple[tuple[TensorEntry, ...
         raise AdapterError([f"{name}: the header is not JSON without duplicate keys"]) from error
     if not isinstance(header, dict):
         raise AdapterError([f"{name}: the header is not a JSON object"])
-    header.pop("__metadata__", None)
+    metadata = header.pop("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
+        raise AdapterError([f"{name}: __metadata__ is not an object of strings"])
     if len(header) > MAX_TENSORS:
         raise AdapterError([f"{name}: {len(header)} tensors, more than {MAX_TENSORS}"])
     entries = tuple(_read_entry(key, value) for key, value in header.items())

@@ -45,6 +45,11 @@ def _uniform(seed: int, position: int) -> float:
     return float(np.random.Generator(generator).random())
 
 
+def draw_seed(seed: int, count: int) -> int:
+    """The seed of the `count`-th request that brings none, by the engine's seed."""
+    return int(np.random.Philox(key=seed % (1 << 64), counter=count).random_raw())
+
+
 def _draw(logits: Tensor, params: SamplingParams, uniform: float) -> int:
     """Inverse transform sampling over what temperature, top_k and top_p leave."""
     below_best = logits.double() - logits.max()  # at most 0: no temperature makes it overflow
@@ -68,7 +73,8 @@ def _nucleus(weights: Tensor, params: SamplingParams) -> tuple[Tensor, Tensor]:
     sizes = (params.top_k,) if params.top_k else (_NUCLEUS, len(weights))
     for size in (min(size, len(weights)) for size in sizes):
         kept, tokens = _top(weights, size)
-        whole = kept.sum() if params.top_k else weights.sum()
+        # The last of the running sums: unlike `sum`, it is not split by the number of threads.
+        whole = (kept if params.top_k else weights).cumsum(0)[-1]
         before = kept.cumsum(0) - kept
         count = max(1, int((before < params.top_p * whole).sum()))
         if count < size:

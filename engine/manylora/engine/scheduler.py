@@ -22,6 +22,12 @@ class ScheduledSequence:
     num_tokens: int
 
     @property
+    def positions(self) -> range:
+        """The positions to compute."""
+        start = self.sequence.num_computed_tokens
+        return range(start, start + self.num_tokens)
+
+    @property
     def samples(self) -> bool:
         """Whether the last row's logits choose a new token."""
         computed = self.sequence.num_computed_tokens + self.num_tokens
@@ -110,6 +116,16 @@ class Scheduler:
         elif sequence in self.waiting:
             self.waiting.remove(sequence)
 
+    def forget_prefix(self, sequence: Sequence) -> None:
+        """Let no other sequence find the blocks of one whose numbers went wrong."""
+        for block in sequence.block_table:
+            self.blocks.forget(block)
+
+    def adapters_by_need(self) -> list[str]:
+        """The adapters that waiting sequences need and no slot has, in the queue's order."""
+        digests = (s.digest for s in self.waiting if s.digest is not None)
+        return [d for d in dict.fromkeys(digests) if not self.slots.is_resident(d)]
+
     def _make_room(self, sequence: Sequence, count: int, preempted: list[Sequence]) -> bool:
         """Hold the blocks for `count` more tokens, preempting from the end of the running list."""
         while not self._grow(sequence, count):
@@ -153,12 +169,13 @@ class Scheduler:
         for sequence in list(self.waiting):
             if budget == 0 or len(self.running) == self._max_num_seqs:
                 break
-            if sequence.digest is not None and not self._adapter_ready(sequence.digest):
+            if not self._is_ready(sequence):
                 continue
             cached = self._find_cached(sequence)
             count = min(sequence.num_tokens - len(cached) * self.blocks.block_size, budget)
             needed = self._blocks_for(sequence.num_tokens) - len(cached)
-            if needed + self.blocks.count_free(cached) > self.blocks.num_free:
+            spare = len(self.running)  # a block for each, or the newcomer is preempted at once
+            if needed + self.blocks.count_free(cached) + spare > self.blocks.num_free:
                 break
             if not self._take_slot(sequence, fills):
                 continue
@@ -166,6 +183,10 @@ class Scheduler:
             entries.append(ScheduledSequence(sequence, count))
             budget -= count
         return fills
+
+    def _is_ready(self, sequence: Sequence) -> bool:
+        digest = sequence.digest
+        return digest is None or self.slots.is_resident(digest) or self._adapter_ready(digest)
 
     def _take_slot(self, sequence: Sequence, fills: list[tuple[int, str]]) -> bool:
         if sequence.digest is None:

@@ -25,6 +25,7 @@ class Sequence:
     request: Request
     token_ids: list[int]  # prompt, then output
     arrival_time: float  # seconds, the engine's clock
+    seed: int = 0  # the request's, or one of its own
     detokenizer: Detokenizer | None = None
     stops: StopMatcher | None = None
 

@@ -1,7 +1,6 @@
 """The engine process: one engine behind a Unix socket. `python -m manylora.engine.server`."""
 
 import asyncio
-import logging
 import os
 import sys
 from collections.abc import Coroutine
@@ -15,6 +14,8 @@ from manylora.engine.config import EngineConfig
 from manylora.engine.core import EngineCore
 from manylora.engine.errors import EngineError, RequestFailedError, WireError
 from manylora.engine.local import LocalEngine
+from manylora.engine.logs import configure_logs
+from manylora.engine.supervisor import CANNOT_START
 from manylora.engine.wire import (
     Abort,
     Add,
@@ -37,12 +38,17 @@ from manylora.engine.wire import (
 logger = structlog.get_logger(__name__)
 
 HEARTBEAT_SECONDS = 1.0
+LAST_STEP_SECONDS = 10.0  # how long a step may go on after the parent is gone
 
 
-def main(socket: Path, config: EngineConfig) -> None:
+def main(socket: Path, config: EngineConfig, log_level: str) -> None:
     """Load the model, serve until standard input ends (the parent is gone) or a step fails."""
-    configure_logs()
-    core = build_engine(config)
+    configure_logs(log_level)
+    try:
+        core = build_engine(config)
+    except (EngineError, ValueError) as error:
+        logger.error("engine_cannot_start", reason=str(error))  # noqa: TRY400 -- one line
+        sys.exit(CANNOT_START)
     info = core.info
     logger.info(
         "engine_ready",
@@ -71,6 +77,7 @@ async def _serve(socket: Path, core: EngineCore) -> bool:
 
     def read_stdin() -> None:
         if not os.read(sys.stdin.fileno(), 1):
+            loop.remove_reader(sys.stdin.fileno())
             end(False)
 
     loop.add_reader(sys.stdin.fileno(), read_stdin)
@@ -79,11 +86,11 @@ async def _serve(socket: Path, core: EngineCore) -> bool:
         await _Connection(engine, reader, writer).run()
 
     mask = os.umask(0o177)  # only this user may connect
-    server = await asyncio.start_unix_server(serve, socket)
+    await asyncio.start_unix_server(serve, socket)
     os.umask(mask)
-    async with server:
-        is_dead = await ended
+    is_dead = await ended
     if not is_dead:
+        loop.call_later(LAST_STEP_SECONDS, os._exit, 1)
         await engine.close()
     return is_dead
 
@@ -177,19 +184,5 @@ def _fault(error: Exception) -> Fault:
     return Fault.of(RequestFailedError("the engine failed at this request"))
 
 
-def configure_logs() -> None:
-    """JSON lines on standard error. Tracebacks go without the values of variables: prompts."""
-    structlog.configure(
-        processors=[
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.processors.format_exc_info,
-            structlog.processors.JSONRenderer(),
-        ],
-        wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
-    )
-
-
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), msgspec.json.decode(sys.argv[2], type=EngineConfig))
+    main(Path(sys.argv[1]), msgspec.json.decode(sys.argv[2], type=EngineConfig), sys.argv[3])

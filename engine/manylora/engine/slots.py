@@ -30,11 +30,9 @@ class AdapterSlots:
             slot = self._idle()
         if slot is None:
             return None
-        self._clock += 1
         entry = self._slots[slot]
         entry.digest = digest
         entry.holds += 1
-        entry.last_used = self._clock
         return slot, fill
 
     def release(self, slot: int) -> None:
@@ -42,6 +40,8 @@ class AdapterSlots:
         entry = self._slots[slot]
         assert entry.holds > 0, f"slot {slot} let go more often than held"
         entry.holds -= 1
+        self._clock += 1
+        entry.last_used = self._clock
 
     def drop(self, digest: str) -> int | None:
         """Empty an adapter's slot unless a sequence holds it; the slot that was emptied."""
@@ -50,6 +50,9 @@ class AdapterSlots:
             return None
         self._slots[slot] = _Slot()
         return slot
+
+    def is_resident(self, digest: str) -> bool:
+        return self._resident(digest) is not None
 
     def digest(self, slot: int) -> str | None:
         return self._slots[slot].digest

@@ -1,4 +1,4 @@
-"""One request's outputs on their way to its reader. A slow reader costs no memory: deltas merge."""
+"""One request's outputs on their way to its reader. What a slow reader has not taken is merged."""
 
 import asyncio
 from collections.abc import AsyncIterator, Container

@@ -16,6 +16,9 @@ from manylora.engine.remote import RemoteEngine
 logger = structlog.get_logger(__name__)
 
 CONNECT_POLL_SECONDS = 0.05
+START_SECONDS = 900.0  # to load the model
+END_SECONDS = 5.0  # to end by itself
+CANNOT_START = 2  # exit status: trying again would not help
 HANG_SECONDS = 120.0  # a step, or silence, of this length means that the process hangs
 FIRST_PAUSE_SECONDS = 0.2
 LONGEST_PAUSE_SECONDS = 30.0
@@ -25,20 +28,28 @@ class SupervisedEngine:
     """Meets `EngineClient`; while the process is away, calls raise EngineUnavailableError."""
 
     def __init__(
-        self, config: EngineConfig, run_dir: Path, *, hang_seconds: float = HANG_SECONDS
+        self,
+        config: EngineConfig,
+        run_dir: Path,
+        *,
+        hang_seconds: float = HANG_SECONDS,
+        log_level: str = "info",
     ) -> None:
         """
         Args:
             run_dir: where the socket is put; made with mode 0700.
+            log_level: the engine process's.
         """
         self._config = config
         self._run_dir = run_dir
         self._socket = run_dir / "engine.sock"
         self._hang_seconds = hang_seconds
+        self._log_level = log_level
         self._process: asyncio.subprocess.Process | None = None
         self._remote: RemoteEngine | None = None
         self._keeping: asyncio.Task[None] | None = None
         self.num_restarts = 0
+        self._cannot_start = False
 
     @property
     def pid(self) -> int | None:
@@ -71,14 +82,28 @@ class SupervisedEngine:
             await asyncio.wait([self._keeping])
 
     def _engine(self) -> RemoteEngine:
+        if self._cannot_start:
+            raise EngineUnavailableError("the engine cannot start; its log says why")
         if self._remote is None:
             raise EngineUnavailableError("the engine is starting", retry_after=2.0)
         return self._remote
 
+    async def wait_ended(self) -> None:
+        """Return when the engine is no longer kept running: closed, or it cannot start."""
+        if self._keeping is not None:
+            await asyncio.wait([self._keeping])
+
     async def _keep_running(self) -> None:
+        """Run processes one after another, until one says that it cannot start."""
         pause = FIRST_PAUSE_SECONDS
-        while True:
-            served = await self._run_once()
+        while not self._cannot_start:
+            try:
+                served = await self._run_once()
+            except Exception:
+                logger.exception("engine_not_supervised")
+                served = False
+            if self._cannot_start:
+                return
             pause = FIRST_PAUSE_SECONDS if served else min(2 * pause, LONGEST_PAUSE_SECONDS)
             self.num_restarts += 1
             logger.warning("engine_restarting", restarts=self.num_restarts, pause_seconds=pause)
@@ -95,7 +120,9 @@ class SupervisedEngine:
                 "manylora.engine.server",
                 str(self._socket),
                 msgspec.json.encode(self._config).decode(),
+                self._log_level,
                 stdin=asyncio.subprocess.PIPE,
+                start_new_session=True,  # a terminal's Ctrl-C is for this process alone
             )
         except OSError as error:  # no memory or no process to be had now
             logger.error("engine_not_started", reason=str(error))  # noqa: TRY400
@@ -104,6 +131,7 @@ class SupervisedEngine:
         try:
             self._remote = await self._connect(process)
             if self._remote is None:
+                self._cannot_start = process.returncode == CANNOT_START
                 return False
             await self._watch(self._remote)
             return True
@@ -111,11 +139,13 @@ class SupervisedEngine:
             if self._remote is not None:
                 await self._remote.close()
             self._remote = None
-            await _end(process)
+            await asyncio.shield(_end(process))
             self._process = None
 
     async def _connect(self, process: asyncio.subprocess.Process) -> RemoteEngine | None:
-        while process.returncode is None:
+        """The process's engine once its model is loaded; None when it ends or takes too long."""
+        deadline = asyncio.get_running_loop().time() + START_SECONDS
+        while process.returncode is None and asyncio.get_running_loop().time() < deadline:
             try:
                 return await RemoteEngine.connect(self._socket)
             except EngineUnavailableError:
@@ -136,7 +166,12 @@ class SupervisedEngine:
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
-    if process.returncode is None:
+    """Let the process end by itself, for which its input is closed, or else kill it."""
+    assert process.stdin is not None
+    process.stdin.close()
+    try:
+        code = await asyncio.wait_for(process.wait(), END_SECONDS)
+    except TimeoutError:
         process.kill()
-    code = await process.wait()
+        code = await process.wait()
     logger.info("engine_ended", code=code)

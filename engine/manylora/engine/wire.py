@@ -110,7 +110,8 @@ async def read_message(reader: asyncio.StreamReader, decoder: "msgspec.msgpack.D
     """The next message.
 
     Raises:
-        WireError: the frame is too long or not a message; the connection is of no more use.
+        WireError: the frame is too long, or not a message with values in their ranges; the
+            connection is of no more use.
         asyncio.IncompleteReadError: the other side is gone.
     """
     length = int.from_bytes(await reader.readexactly(4), "little")
@@ -118,7 +119,7 @@ async def read_message(reader: asyncio.StreamReader, decoder: "msgspec.msgpack.D
         raise errors.WireError(f"a frame of {length} bytes, more than {MAX_FRAME_BYTES}")
     try:
         return decoder.decode(await reader.readexactly(length))
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, errors.EngineError) as error:
         raise errors.WireError(f"a frame that is not a message: {error}") from error
 
 

@@ -38,10 +38,6 @@ class ReferenceWeight:
 
     weight: Tensor
 
-    @property
-    def out_features(self) -> int:
-        return self.weight.shape[0]
-
 
 @dataclass(frozen=True, slots=True)
 class ReferenceAdapter:

@@ -39,9 +39,6 @@ class LoraSlice:
 class PackedWeight(Protocol):
     """A linear layer's weight [N, M] in the backend's own layout."""
 
-    @property
-    def out_features(self) -> int: ...
-
 
 class PackedAdapter(Protocol):
     """An adapter's matrices in the backend's own layout: what a slot holds."""
@@ -133,7 +130,10 @@ class Backend(Protocol):
         ...
 
     def linear(self, x: Tensor, weight: PackedWeight) -> Tensor:
-        """`x @ weight.T` in the accumulator dtype: x [T, M] model dtype -> [T, N]."""
+        """`x @ weight.T`: x [T, M] model dtype -> [T, N] accumulator dtype.
+
+        A backend may round the sums to the model dtype first, as `ref` does.
+        """
         ...
 
     def linear_add_(

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -10,11 +11,14 @@ from typing import Any
 
 import structlog
 
+from manylora.platform.errors import CheckFailedError
+
 log = structlog.get_logger(__name__)
 
 TIMEOUT_SECONDS = 60.0
 MEMORY_LIMIT_BYTES = 8 << 30
 _ACCEPTED, _REFUSED = 0, 1
+_KEPT_VARIABLES = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "LANG", "TMPDIR")  # no secrets
 _MAX_REASONS = 20  # a refusal answers in kilobytes, whatever was uploaded
 _MAX_REASON_LENGTH = 300
 
@@ -33,7 +37,10 @@ AdapterChecker = Callable[[Path], Awaitable[CheckResult]]
 
 
 class ChildProcessCheck:
-    """Runs `manylora check-adapter` on a folder, one at a time."""
+    """Runs `manylora check-adapter` on a folder, one at a time.
+
+    Calling it raises CheckFailedError when the child dies, which is not the adapter's fault.
+    """
 
     def __init__(self, model_folder: Path, *, max_lora_rank: int) -> None:
         self._model_folder = model_folder
@@ -47,6 +54,7 @@ class ChildProcessCheck:
     async def _check(self, folder: Path) -> CheckResult:
         process = await asyncio.create_subprocess_exec(
             *self._command(folder),
+            env={name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ},
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
@@ -54,7 +62,8 @@ class ChildProcessCheck:
         try:
             out, err = await asyncio.wait_for(process.communicate(), TIMEOUT_SECONDS)
         except TimeoutError:
-            return _refusal(f"the check took longer than {TIMEOUT_SECONDS:.0f} s")
+            reason = f"the check took longer than {TIMEOUT_SECONDS:.0f} s"
+            return CheckResult(accepted=False, digest=None, reasons=(reason,), report={})
         finally:
             if process.returncode is None:
                 process.kill()
@@ -63,7 +72,7 @@ class ChildProcessCheck:
         if result is None:
             ending = err.decode(errors="replace")[-2000:]
             log.error("adapter_check_died", returncode=process.returncode, stderr=ending)
-            return _refusal("the check could not finish within its limits")
+            raise CheckFailedError
         return result
 
     def _command(self, folder: Path) -> list[str]:
@@ -80,10 +89,6 @@ class ChildProcessCheck:
             "--memory-limit-bytes",
             str(MEMORY_LIMIT_BYTES),
         ]
-
-
-def _refusal(reason: str) -> CheckResult:
-    return CheckResult(accepted=False, digest=None, reasons=(reason,), report={})
 
 
 def _parse(out: bytes) -> CheckResult | None:

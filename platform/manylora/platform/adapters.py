@@ -8,6 +8,7 @@ from typing import Any
 from sqlalchemy import Select, select, update
 from sqlalchemy.orm import Session
 
+from manylora.platform.db import insert_if_new
 from manylora.platform.errors import ConflictError, InvalidInputError
 from manylora.platform.models import Adapter, AdapterAlias, AdapterVersion, Tenant
 
@@ -45,6 +46,7 @@ class Upload:
     adapter: Adapter
     version: AdapterVersion
     created: bool
+    ignored_files: tuple[str, ...] = ()  # taken and not kept: nothing reads them
 
 
 def list_adapters(session: Session, tenant_id: str | None = None) -> list[AdapterView]:
@@ -97,20 +99,7 @@ def move_alias(
     entry = next((a for a in view.aliases if a.alias == alias), None)
     if entry is None:
         return add_alias(session, version, alias)
-    moved = session.execute(
-        update(AdapterAlias)
-        .where(
-            AdapterAlias.adapter_id == entry.adapter_id,
-            AdapterAlias.alias == alias,
-            AdapterAlias.generation == entry.generation,
-        )
-        .values(version_id=version.id, generation=entry.generation + 1)
-        .returning(AdapterAlias)
-        .execution_options(populate_existing=True)
-    ).scalar_one_or_none()
-    if moved is None:
-        raise ConflictError("the alias moved in this moment", param="expected_version")
-    return moved
+    return _advance(session, entry, version)
 
 
 def is_name(text: str) -> bool:
@@ -131,17 +120,41 @@ def check_alias(alias: str) -> None:
 
 
 def add_alias(session: Session, version: AdapterVersion, alias: str) -> AdapterAlias:
-    """Point a new alias at a version."""
-    entry = AdapterAlias(
+    """Point a new alias at a version.
+
+    Raises:
+        ConflictError: somebody else made it, pointing elsewhere.
+    """
+    insert_if_new(
+        session,
+        AdapterAlias,
         adapter_id=version.adapter_id,
         alias=alias,
         tenant_id=version.tenant_id,
         version_id=version.id,
         generation=1,
     )
-    session.add(entry)
-    session.flush()
+    entry = session.get_one(AdapterAlias, (version.adapter_id, alias))
+    if entry.version_id != version.id:
+        raise ConflictError("the alias was made in this moment", param="expected_version")
     return entry
+
+
+def _advance(session: Session, entry: AdapterAlias, version: AdapterVersion) -> AdapterAlias:
+    moved = session.execute(
+        update(AdapterAlias)
+        .where(
+            AdapterAlias.adapter_id == entry.adapter_id,
+            AdapterAlias.alias == entry.alias,
+            AdapterAlias.generation == entry.generation,
+        )
+        .values(version_id=version.id, generation=entry.generation + 1)
+        .returning(AdapterAlias)
+        .execution_options(populate_existing=True)
+    ).scalar_one_or_none()
+    if moved is None:
+        raise ConflictError("the alias moved in this moment", param="expected_version")
+    return moved
 
 
 def _adapters() -> Select[Adapter, Tenant]:
@@ -154,15 +167,22 @@ def _adapters() -> Select[Adapter, Tenant]:
 
 
 def _views(session: Session, query: Select[Adapter, Tenant]) -> list[AdapterView]:
+    """The adapters that a query finds.
+
+    On PostgreSQL each statement sees what was committed before it. So aliases are read first:
+    the versions that they point to are there ever after, but in an adapter that was deleted in
+    this moment, which then has no versions.
+    """
     rows = session.execute(query).all()
     if not rows:
         return []
     ids = query.with_only_columns(Adapter.id).order_by(None)
-    versions = _by_adapter(session, AdapterVersion, ids, AdapterVersion.number.desc())
     aliases = _by_adapter(session, AdapterAlias, ids, AdapterAlias.alias)
+    versions = _by_adapter(session, AdapterVersion, ids, AdapterVersion.number.desc())
     return [
         AdapterView(adapter, tenant, tuple(versions[adapter.id]), tuple(aliases[adapter.id]))
         for adapter, tenant in rows
+        if adapter.id in versions
     ]
 
 

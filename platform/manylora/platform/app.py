@@ -34,6 +34,8 @@ from manylora.platform.services import Services
 
 log = structlog.get_logger(__name__)
 
+DATABASE_ERRORS = (OperationalError, InterfaceError, PoolTimeoutError)
+
 
 def create_app(services: Services) -> FastAPI:
     """The application: `/v1`, `/adapters/{name}/v1`, `/api/v1`, `/health` and `/ready`."""
@@ -53,15 +55,21 @@ def create_app(services: Services) -> FastAPI:
     return app
 
 
+def database_unavailable(error: Exception) -> DatabaseUnavailableError:
+    """What a failure of the database is to whoever asked; its cause is for the log alone."""
+    log.error("database_error", error=type(error).__name__, detail=str(error.__cause__))
+    return DatabaseUnavailableError("the database does not answer")
+
+
 def _add_error_answers(app: FastAPI) -> None:
     app.add_exception_handler(PlatformError, _answer_error)
     app.add_exception_handler(EngineError, _answer_error)
-    for kind in (OperationalError, InterfaceError, PoolTimeoutError):
+    for kind in DATABASE_ERRORS:
         app.add_exception_handler(kind, _answer_database_error)
     app.add_exception_handler(HTTPException, _answer_http_error)
     app.add_exception_handler(RequestValidationError, _answer_validation_error)
     app.add_exception_handler(ClientGoneError, _answer_nobody)
-    app.add_exception_handler(Exception, _answer_bug)
+    app.add_exception_handler(Exception, answer_bug)
 
 
 async def _answer_error(_request: Request, error: Exception) -> Response:
@@ -72,8 +80,7 @@ async def _answer_error(_request: Request, error: Exception) -> Response:
 
 
 async def _answer_database_error(request: Request, error: Exception) -> Response:
-    log.error("database_error", error=type(error).__name__, detail=str(error.__cause__))
-    return await _answer_error(request, DatabaseUnavailableError("the database does not answer"))
+    return await _answer_error(request, database_unavailable(error))
 
 
 async def _answer_http_error(_request: Request, error: Exception) -> Response:
@@ -100,7 +107,7 @@ async def _answer_nobody(_request: Request, _error: Exception) -> Response:
     return Response(status_code=499)  # nginx's code for a client that went away
 
 
-async def _answer_bug(request: Request, error: Exception) -> Response:
+async def answer_bug(request: Request, error: Exception) -> Response:
     """Starlette calls this outside `Edge`, so that the id is added here."""
     request_id = request.state.request_id
     log.error("unhandled_error", exc_info=error, request_id=request_id)

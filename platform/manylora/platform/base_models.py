@@ -13,8 +13,14 @@ def register_base_model(session: Session, *, name: str, digest: str) -> BaseMode
     """The row of the base model that is about to be served, made if it is new.
 
     Raises:
-        ConflictError: adapters were checked against other weights under this name.
+        ConflictError: adapters were checked against other weights under this name, or a tenant's
+            adapter is called so, whose requests the base model would answer.
     """
+    if session.scalar(select(exists().where(Adapter.name == name, Adapter.deleted_at.is_(None)))):
+        raise ConflictError(
+            f"a tenant has an adapter called {name!r}; serve the base model under another "
+            "--served-model-name"
+        )
     insert_if_new(
         session, BaseModel, id=new_id("bas"), name=name, digest=digest, created_at=now_us()
     )

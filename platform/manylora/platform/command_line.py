@@ -5,7 +5,7 @@ import types
 import typing
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Concatenate
 
 import typer
 from pydantic import SecretStr
@@ -16,20 +16,29 @@ from manylora.platform.settings import Settings, all_options, load_settings
 _CONFIG = typer.Option(help="TOML file of settings", metavar="FILE")
 
 
-def with_settings(*names: str) -> Callable[[Callable[[Settings], None]], Callable[..., None]]:
+Command = Callable[Concatenate[Settings, ...], None]
+
+
+def with_settings(*names: str) -> Callable[[Command], Callable[..., None]]:
     """A decorator: the command takes settings as options, and gets them merged.
+
+    Its other parameters stay what they are.
 
     Args:
         names: the settings it takes; all of them when none is named. Secrets are never options:
             everybody on the machine can read a command line.
     """
 
-    def decorate(command: Callable[[Settings], None]) -> Callable[..., None]:
-        def run(config: Path | None, **given: Any) -> None:
-            chosen = {name: value for name, value in given.items() if value is not None}
-            command(load_settings(chosen, config))
+    def decorate(command: Command) -> Callable[..., None]:
+        _settings, *own = inspect.signature(command).parameters.values()
 
-        parameters = [_parameter("config", Annotated[Path | None, _CONFIG])]
+        def run(config: Path | None, **given: Any) -> None:
+            passed = {parameter.name: given.pop(parameter.name) for parameter in own}
+            chosen = {name: value for name, value in given.items() if value is not None}
+            command(load_settings(chosen, config), **passed)
+
+        parameters = [parameter.replace(kind=parameter.KEYWORD_ONLY) for parameter in own]
+        parameters.append(_parameter("config", Annotated[Path | None, _CONFIG]))
         for name, option in all_options().items():
             if name in (names or all_options()) and not _is_secret(option):
                 parameters.append(_parameter(name, _annotation(name, option)))

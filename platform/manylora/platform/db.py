@@ -11,9 +11,13 @@ from typing import Any
 
 from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.exc import ArgumentError, DBAPIError
 from sqlalchemy.orm import DeclarativeBase, Session, sessionmaker
 
+from manylora.platform.errors import DatabaseError
+
 BUSY_TIMEOUT_MS = 30_000
+_URL_FORM = "database_url: write it as sqlite:///PATH or postgresql://USER:PASSWORD@HOST/NAME"
 
 
 def sqlite_url(path: Path) -> str:
@@ -24,6 +28,11 @@ class Database:
     """Hands out sessions. `read()` and `write()` each are one transaction."""
 
     def __init__(self, url: str) -> None:
+        """Nothing is connected to yet.
+
+        Raises:
+            DatabaseError: this is not the URL of a SQLite or PostgreSQL database.
+        """
         self.engine = _create_engine(url)
         self._readers = sessionmaker(self.engine, expire_on_commit=False)
         self._writers = sessionmaker(
@@ -46,6 +55,24 @@ class Database:
         self.engine.dispose()
 
 
+@contextmanager
+def open_database(url: str) -> Iterator[Database]:
+    """A database for as long as a command runs.
+
+    Raises:
+        DatabaseError: it cannot be reached, or it failed and nobody else dealt with that.
+    """
+    database = Database(url)
+    try:
+        yield database
+    except DBAPIError as error:
+        place = database.engine.url.render_as_string(hide_password=True)
+        reason = str(error.orig).partition("\n")[0]
+        raise DatabaseError(f"the database {place} does not answer: {reason}") from error
+    finally:
+        database.close()
+
+
 def insert_if_new(session: Session, table: type[DeclarativeBase], **values: Any) -> None:
     """Insert a row, or nothing where one with the same unique columns is there already."""
     dialect = session.get_bind().dialect.name
@@ -56,7 +83,13 @@ def insert_if_new(session: Session, table: type[DeclarativeBase], **values: Any)
 def _create_engine(url: str) -> Engine:
     if url.startswith("postgresql://"):  # what people paste; we ship psycopg 3
         url = url.replace("postgresql://", "postgresql+psycopg://", 1)
-    engine = create_engine(url, pool_pre_ping=True)
+    try:
+        # Parameters are emails, password and key hashes: they are kept out of errors and logs.
+        engine = create_engine(url, pool_pre_ping=True, hide_parameters=True)
+    except (ArgumentError, ImportError, ValueError) as error:  # ValueError: the port is no number
+        raise DatabaseError(_URL_FORM) from error
+    if engine.dialect.name not in ("sqlite", "postgresql"):
+        raise DatabaseError(_URL_FORM)
     if engine.dialect.name == "sqlite":
         event.listen(engine, "connect", _on_sqlite_connect)
         event.listen(engine, "begin", _on_sqlite_begin)

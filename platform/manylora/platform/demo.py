@@ -2,7 +2,6 @@
 
 import json
 import os
-import secrets
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TypedDict
@@ -16,7 +15,7 @@ from manylora.platform.db import Database
 from manylora.platform.errors import ConflictError, DemoError
 from manylora.platform.keys import authenticate, issue_key
 from manylora.platform.models import User
-from manylora.platform.operators import create_operator
+from manylora.platform.operators import create_operator, new_password
 from manylora.platform.services import Services
 from manylora.platform.storage import REQUIRED_FILES, LocalFile
 from manylora.platform.tenants import create_tenant, find_tenant
@@ -46,8 +45,12 @@ class DemoFacts(TypedDict):
     tenants: list[DemoTenant]
 
 
-async def seed_demo(services: Services, base_url: str) -> DemoFacts:
+async def seed_demo(services: Services, base_url: str, password: str | None = None) -> DemoFacts:
     """Make what is missing of the demo, and write its facts to `DATA_DIR/demo.json`.
+
+    Args:
+        password: the first operator's, if it was made at this start. It is written at once:
+            what follows may fail, and nothing can tell it again.
 
     Raises:
         DemoError: the demo adapters are not here.
@@ -55,26 +58,50 @@ async def seed_demo(services: Services, base_url: str) -> DemoFacts:
     """
     path = services.settings.data_dir / "demo.json"
     known = _read_facts(path)
-    password = await run_sync(first_operator, services.db)
+    password = password or (known["admin"]["password"] if known else None)
     facts = DemoFacts(
         base_url=base_url,
-        admin={
-            "email": OPERATOR_EMAIL,
-            "password": password or (known["admin"]["password"] if known else None),
-        },
+        admin={"email": OPERATOR_EMAIL, "password": password},
         base_model=services.base_model.name,
-        tenants=[
-            await _seed_tenant(services, slug, adapters, _known_key(known, slug))
-            for slug, adapters in TENANTS.items()
-        ],
+        tenants=known["tenants"] if known else [],
     )
+    _write_facts(path, facts)
+    facts["tenants"] = [
+        await _seed_tenant(services, slug, adapters, _known_key(known, slug))
+        for slug, adapters in TENANTS.items()
+    ]
     _write_facts(path, facts)
     return facts
 
 
+def how_to_begin(facts: DemoFacts) -> str:
+    """What people at a terminal are told, with a request to paste."""
+    base_url, admin, first = facts["base_url"], facts["admin"], facts["tenants"][0]
+    tenants = [
+        f"  tenant  {tenant['name']:8} key {tenant['key']}  "
+        f"adapters: {', '.join(tenant['adapters'])}"
+        for tenant in facts["tenants"]
+    ]
+    body = {
+        "model": first["adapters"][0],
+        "messages": [{"role": "user", "content": "How do I boil an egg?"}],
+        "max_tokens": 64,
+        "temperature": 0,
+    }
+    lines = [
+        f"  admin   {base_url}/admin   {admin['email']}   {admin['password'] or ''}",
+        *tenants,
+        "try it:",
+        f"  curl {base_url}/v1/chat/completions \\",
+        f"    -H 'Authorization: Bearer {first['key']}' \\",
+        f"    -H 'Content-Type: application/json' -d '{json.dumps(body)}'",
+    ]
+    return "\n".join(lines)
+
+
 def first_operator(db: Database) -> str | None:
     """Make the first operator of an installation; its one-time password, None if there is one."""
-    password = secrets.token_urlsafe(12)
+    password = new_password()
     try:
         with db.write() as session:
             if session.scalar(select(exists().where(User.is_operator))):
@@ -134,7 +161,8 @@ def _read_facts(path: Path) -> DemoFacts | None:
 def _write_facts(path: Path, facts: DemoFacts) -> None:
     """Whole or not at all, and for the owner's eyes only: it has secrets."""
     new = path.with_suffix(".new")
-    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    new.unlink(missing_ok=True)  # of a start that was interrupted
+    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
     with os.fdopen(descriptor, "w") as file:
         json.dump(facts, file, indent=2)
         file.write("\n")

@@ -70,8 +70,27 @@ class StorageFullError(PlatformError):
     """The disk has no room for the upload."""
 
 
+class UploadsBusyError(PlatformError):
+    """As many uploads as may run at once are running."""
+
+    def __init__(self, *, retry_after: float) -> None:
+        super().__init__("Too many uploads at this moment; try again later.")
+        self.retry_after = retry_after
+
+
+class CheckFailedError(PlatformError):
+    """The check of an adapter could not be carried out, which says nothing of the adapter."""
+
+    def __init__(self) -> None:
+        super().__init__("The adapter could not be checked; that is the server's fault.")
+
+
 class DatabaseUnavailableError(PlatformError):
     """What must be known before an answer cannot be read."""
+
+
+class DatabaseError(Exception):
+    """The database cannot be used at all; the message says why. No request meets it."""
 
 
 class DemoError(Exception):
@@ -102,6 +121,8 @@ MEANINGS: dict[type[Exception], Meaning] = {
     UnsupportedMediaTypeError: Meaning(415, _REQUEST, "unsupported_media_type"),
     AdapterRefusedError: Meaning(422, _REQUEST, "adapter_refused"),
     StorageFullError: Meaning(507, _SERVER, "storage_full"),
+    UploadsBusyError: Meaning(503, _SERVER, "overloaded"),
+    CheckFailedError: Meaning(503, _SERVER, "check_failed"),
     DatabaseUnavailableError: Meaning(503, _SERVER, "database_unavailable"),
     engine_errors.InvalidRequestError: Meaning(400, _REQUEST),
     engine_errors.AdapterError: Meaning(503, _SERVER, "adapter_failed"),

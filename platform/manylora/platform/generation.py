@@ -1,5 +1,7 @@
 """One admitted request on its way through the engine: counted once, written down once."""
 
+import asyncio
+import dataclasses
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -8,10 +10,11 @@ from typing import Literal, cast
 import anyio
 import structlog
 from anyio.to_thread import run_sync
+from sqlalchemy.exc import SQLAlchemyError
 
 from manylora.engine.api import FinishReason, Request, RequestOutput
 from manylora.engine.client import EngineClient
-from manylora.engine.errors import RequestFailedError
+from manylora.engine.errors import EngineError, RequestFailedError
 from manylora.platform import usage
 from manylora.platform.db import Database
 from manylora.platform.routing import Route
@@ -20,6 +23,16 @@ log = structlog.get_logger(__name__)
 
 Status = Literal["ok", "client_abort", "engine_error"]
 _ABORT_SECONDS = 5.0
+_RETRY_SECONDS = (0.2, 1.0, 3.0)  # pauses before a usage row is written again
+
+_settlements: set[asyncio.Task[bool]] = set()
+
+
+async def all_settled() -> None:
+    """Return when every settlement that was begun in this event loop has ended."""
+    loop = asyncio.get_running_loop()
+    while pending := {task for task in _settlements if task.get_loop() is loop}:
+        await asyncio.wait(pending)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -36,7 +49,7 @@ class Generation:
     last: RequestOutput | None = None  # the engine's totals so far
     delivered_tokens: int = 0
     _outputs: AsyncIterator[RequestOutput] = field(init=False)
-    _settled: bool = False
+    _settlement: asyncio.Task[bool] | None = None
 
     def __post_init__(self) -> None:
         self._outputs = self.engine.generate(self.request)
@@ -59,32 +72,49 @@ class Generation:
         """All tokens so far go to the client's socket: call it before the write."""
         self.delivered_tokens = self.last.num_output_tokens if self.last else 0
 
-    async def settle(self, status: Status) -> None:
-        """Stop the engine's work on it and commit its usage row; may repeat, the first counts.
+    async def settle(self, status: Status) -> bool:
+        """Stop the engine's work on it and commit its usage row; whether the row is there.
 
-        It is finished even while the caller is being cancelled.
+        May repeat: the first status counts. It is a task of its own, so that it is finished even
+        while the caller is being cancelled.
         """
-        if self._settled:
-            return
-        self._settled = True
-        with anyio.CancelScope(shield=True):
-            await self.close()
-            await run_sync(self._write, status)
+        if self._settlement is None:
+            self._settlement = asyncio.create_task(self._settle(status))
+            _settlements.add(self._settlement)
+            self._settlement.add_done_callback(_settlements.discard)
+        return await asyncio.shield(self._settlement)
+
+    async def _settle(self, status: Status) -> bool:
+        await self.close()
+        row = self._usage(status)
+        for pause in (*_RETRY_SECONDS, None):
+            try:
+                await run_sync(self._write, row)
+            except SQLAlchemyError as error:
+                kind = type(error).__name__
+                log.warning("usage_not_written", request_id=row.request_id, error=kind)
+            else:
+                return True
+            if pause is not None:
+                await asyncio.sleep(pause)
+        # The row can be made from this line.
+        log.error("usage_lost", **dataclasses.asdict(row))
+        return False
 
     async def close(self) -> None:
         """Let go of the engine, which aborts the request if it still runs. Writes no usage."""
-        # A generator that is running already is being cancelled by whoever runs it.
-        running = suppress(RuntimeError)
-        with anyio.CancelScope(shield=True), anyio.move_on_after(_ABORT_SECONDS), running:
+        # A generator that is running already is being cancelled by whoever runs it, and an engine
+        # that is away has nothing to abort.
+        gone = suppress(RuntimeError, EngineError)
+        with anyio.CancelScope(shield=True), anyio.move_on_after(_ABORT_SECONDS), gone:
             await cast(AsyncGenerator[RequestOutput, None], self._outputs).aclose()
 
-    def _write(self, status: Status) -> None:
-        row = self._usage(status)
+    def _write(self, row: usage.Usage) -> None:
         with self.db.write() as session:
             usage.record(session, row)
         log.info(
             "request_settled",
-            status=status,
+            status=row.status,
             adapter_digest=row.adapter_digest,
             prompt_tokens=row.prompt_tokens,
             completion_tokens=row.completion_tokens,

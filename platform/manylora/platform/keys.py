@@ -46,27 +46,34 @@ def issue_key(
         InvalidInputError: the name, a scope or the time cannot be used; `param` says which.
     """
     name = checked_name(name, param="name")
-    if not scopes or any(scope not in SCOPES for scope in scopes):
-        raise InvalidInputError(f"scopes must be some of: {', '.join(SCOPES)}", param="scopes")
-    if expires_at is not None and expires_at <= now_us():
-        raise InvalidInputError("expires_at must be in the future", param="expires_at")
-    prefix, secret = _new_secret()
-    key = ApiKey(
+    _check_terms(scopes, expires_at)
+    secret = _new_secret()
+    key = _row_of(secret)
+    key.tenant_id, key.name = tenant_id, name
+    key.scopes, key.expires_at = sorted(set(scopes)), expires_at
+    session.add(key)
+    session.flush()
+    return key, secret
+
+
+def _row_of(secret: str) -> ApiKey:
+    """What is kept of a secret."""
+    return ApiKey(
         id=new_id("key"),
-        tenant_id=tenant_id,
-        name=name,
-        prefix=prefix,
+        prefix=secret.rpartition("_")[0],
         last4=secret[-4:],
         secret_hash=_hash(secret),
-        scopes=sorted(set(scopes)),
-        expires_at=expires_at,
         revoked_at=None,
         last_used_at=None,
         created_at=now_us(),
     )
-    session.add(key)
-    session.flush()
-    return key, secret
+
+
+def _check_terms(scopes: Sequence[str], expires_at: int | None) -> None:
+    if not scopes or any(scope not in SCOPES for scope in scopes):
+        raise InvalidInputError(f"scopes must be some of: {', '.join(SCOPES)}", param="scopes")
+    if expires_at is not None and expires_at <= now_us():
+        raise InvalidInputError("expires_at must be in the future", param="expires_at")
 
 
 def list_keys(session: Session, tenant_id: str | None = None) -> list[ApiKey]:
@@ -89,15 +96,19 @@ def find_key(session: Session, key_id: str, *, tenant_id: str | None = None) -> 
 
 def revoke_key(session: Session, key: ApiKey) -> ApiKey:
     """Refuse the key from now on; may repeat."""
-    key = session.merge(key)
-    if key.revoked_at is None:
-        key.revoked_at = now_us()
-        session.flush()
-    return key
+    unrevoked = (ApiKey.id == key.id) & ApiKey.revoked_at.is_(None)
+    session.execute(update(ApiKey).where(unrevoked).values(revoked_at=now_us()))
+    return session.get_one(ApiKey, key.id, populate_existing=True)
 
 
 def authenticate(session: Session, presented: str) -> tuple[ApiKey, Tenant] | None:
     """The key and its tenant, if both are in force now."""
+    found = find_in_force(session, presented)
+    return found if found is not None and found[1].status == "active" else None
+
+
+def find_in_force(session: Session, presented: str) -> tuple[ApiKey, Tenant] | None:
+    """The key, if it is in force now, and its tenant, which may be suspended."""
     if not is_well_formed(presented):
         return None
     query = (
@@ -110,9 +121,7 @@ def authenticate(session: Session, presented: str) -> tuple[ApiKey, Tenant] | No
         return None
     key, tenant = row
     expired = key.expires_at is not None and key.expires_at <= now_us()
-    if expired or key.revoked_at is not None or tenant.status != "active":
-        return None
-    return key, tenant
+    return None if expired or key.revoked_at is not None else (key, tenant)
 
 
 def is_stale(key: ApiKey) -> bool:
@@ -133,10 +142,10 @@ def is_well_formed(presented: str) -> bool:
     return secrets.compare_digest(checksum, _checksum(body))
 
 
-def _new_secret() -> tuple[str, str]:
+def _new_secret() -> str:
     prefix = "ml_" + "".join(secrets.choice(_ALPHABET) for _ in range(_NAME_LENGTH))
     body = f"{prefix}_{_base62(int.from_bytes(secrets.token_bytes(32)), _SECRET_LENGTH)}"
-    return prefix, body + _checksum(body)
+    return body + _checksum(body)
 
 
 def _checksum(body: str) -> str:

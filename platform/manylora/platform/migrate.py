@@ -1,6 +1,8 @@
 """Brings a database to this version's schema, safely when several processes start at once."""
 
 import importlib.util
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from alembic import command
@@ -10,11 +12,12 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, text
 
 from manylora.platform.db import Database
+from manylora.platform.errors import DatabaseError
 
 _LOCK = 0x6D616E796C6F7261  # PostgreSQL's advisory lock: "manylora"
 
 
-class SchemaAheadError(Exception):
+class SchemaAheadError(DatabaseError):
     """The database was made by a newer version of manylora, which this one cannot read."""
 
 
@@ -23,14 +26,46 @@ def upgrade(database: Database) -> None:
 
     Raises:
         SchemaAheadError: the database knows a revision that this version does not.
+        DatabaseError: a revision left rows that refer to nothing; nothing is changed.
     """
-    writing = database.engine.execution_options(writer=True)
-    with writing.begin() as connection:  # on SQLite this is BEGIN IMMEDIATE, the lock itself
-        if connection.dialect.name == "postgresql":
-            connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _LOCK})
+    with _schema_transaction(database) as connection:
         config = migration_config(connection)
-        _refuse_if_ahead(config, connection)
+        if _is_at_head(config, connection):
+            return
         command.upgrade(config, "head")
+        if connection.dialect.name == "sqlite":
+            _check_references(connection)
+
+
+@contextmanager
+def _schema_transaction(database: Database) -> Iterator[Connection]:
+    with database.engine.execution_options(writer=True).connect() as connection:
+        if connection.dialect.name == "postgresql":
+            with connection.begin():
+                connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _LOCK})
+                yield connection
+            return
+        # SQLite changes a table by making it anew, which references to it would forbid: they are
+        # checked afterwards instead. https://www.sqlite.org/lang_altertable.html#otheralter
+        _enforce_references(connection, enforce=False)
+        try:
+            with connection.begin():  # BEGIN IMMEDIATE, the lock itself
+                yield connection
+        finally:
+            _enforce_references(connection, enforce=True)
+
+
+def _enforce_references(connection: Connection, *, enforce: bool) -> None:
+    """Not by SQLAlchemy, which would begin a transaction, and within one this does nothing."""
+    raw = connection.connection.dbapi_connection
+    assert raw is not None, "it is connected"
+    raw.cursor().execute(f"PRAGMA foreign_keys={'ON' if enforce else 'OFF'}")
+
+
+def _check_references(connection: Connection) -> None:
+    broken = connection.execute(text("PRAGMA foreign_key_check")).first()
+    if broken is not None:
+        raise DatabaseError(f"the new schema would break a row of {broken[0]}; nothing is changed")
 
 
 def current(database: Database) -> str | None:
@@ -55,11 +90,12 @@ def _scripts() -> Path:
     return Path(spec.origin).parent
 
 
-def _refuse_if_ahead(config: Config, connection: Connection) -> None:
-    known = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
+def _is_at_head(config: Config, connection: Connection) -> bool:
+    scripts = ScriptDirectory.from_config(config)
     revision = MigrationContext.configure(connection).get_current_revision()
-    if revision is not None and revision not in known:
+    if revision is not None and revision not in {s.revision for s in scripts.walk_revisions()}:
         raise SchemaAheadError(
             f"the database is at revision {revision}, which this version does not know; "
             "start the version that made it, or a newer one"
         )
+    return revision == scripts.get_current_head()

@@ -9,11 +9,11 @@ import secrets
 
 from argon2 import PasswordHasher
 from argon2.exceptions import InvalidHashError, VerificationError
-from sqlalchemy import select
+from sqlalchemy import select, update
 from sqlalchemy.orm import Session as DbSession
 
 from manylora.platform.db import Database
-from manylora.platform.errors import ConflictError, InvalidInputError
+from manylora.platform.errors import ConflictError, InvalidInputError, NotFoundError
 from manylora.platform.ids import new_id, now_us
 from manylora.platform.models import Session, User
 
@@ -61,6 +61,27 @@ def create_operator(session: DbSession, *, email: str, password: str) -> User:
     return user
 
 
+def reset_password(session: DbSession, email: str) -> str:
+    """A new password for an operator, who is signed out everywhere.
+
+    Raises:
+        NotFoundError: there is no such operator.
+    """
+    password = new_password()
+    user = session.scalar(select(User).where(User.email == email.strip().lower()))
+    if user is None:
+        raise NotFoundError("there is no operator of this email", param="email")
+    user.password_hash = _HASHER.hash(password)
+    live = (Session.user_id == user.id) & Session.revoked_at.is_(None)
+    session.execute(update(Session).where(live).values(revoked_at=now_us()))
+    return password
+
+
+def new_password() -> str:
+    """A password of 96 random bits, to be shown once."""
+    return secrets.token_urlsafe(12)
+
+
 def sign_in(database: Database, *, email: str, password: str) -> str | None:
     """Start a session and return its token, or None: who or what was wrong is not told.
 
@@ -92,7 +113,7 @@ def _start_session(session: DbSession, user: User) -> str:
             absolute_expires_at=now + ABSOLUTE_US,
         )
     )
-    session.merge(user).last_login_at = now
+    session.execute(update(User).where(User.id == user.id).values(last_login_at=now))
     return token
 
 

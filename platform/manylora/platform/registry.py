@@ -1,12 +1,13 @@
 """The adapter registry: takes uploads in and adapters out, files and rows together."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from anyio.to_thread import run_sync
-from sqlalchemy import exists, select, update
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy import exists, func, select, update
 from sqlalchemy.orm import Session
 
 from manylora.engine.client import EngineClient
@@ -14,7 +15,6 @@ from manylora.engine.errors import EngineUnavailableError
 from manylora.platform.adapter_check import AdapterChecker, CheckResult
 from manylora.platform.adapters import (
     LIVE,
-    AdapterView,
     Upload,
     add_alias,
     find_adapter_named,
@@ -22,10 +22,20 @@ from manylora.platform.adapters import (
     move_alias,
 )
 from manylora.platform.db import Database
-from manylora.platform.errors import AdapterRefusedError, ConflictError, InvalidInputError
+from manylora.platform.errors import (
+    AdapterRefusedError,
+    ConflictError,
+    InvalidInputError,
+    NotFoundError,
+    UploadsBusyError,
+)
 from manylora.platform.ids import new_id, now_us
 from manylora.platform.models import Adapter, AdapterVersion, BaseModel
-from manylora.platform.storage import AdapterStore, UploadedFile, write_files
+from manylora.platform.storage import AdapterStore, UploadedFile, full_disk_told, write_files
+
+MAX_UPLOADS = 4  # at once; each may spool as much as an upload may have
+UPLOAD_PATIENCE_SECONDS = 10.0
+_POSTGRES_LOCK = 0x6D616E796C6F7261  # "manylora"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +48,24 @@ class AdapterRegistry:
     check: AdapterChecker
     base_model: BaseModel
     max_upload_bytes: int
-    # Files and rows change together: publish with insert, delete with unlink.
-    _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_UPLOADS))
+
+    @asynccontextmanager
+    async def turn(self) -> AsyncIterator[None]:
+        """Wait for a turn to receive an upload.
+
+        Raises:
+            UploadsBusyError: the wait was too long.
+        """
+        try:
+            async with asyncio.timeout(UPLOAD_PATIENCE_SECONDS):
+                await self._turns.acquire()
+        except TimeoutError as error:
+            raise UploadsBusyError(retry_after=UPLOAD_PATIENCE_SECONDS) from error
+        try:
+            yield
+        finally:
+            self._turns.release()
 
     async def upload(
         self, tenant_id: str, name: str, files: Sequence[UploadedFile], *, promote: bool = False
@@ -50,29 +76,30 @@ class AdapterRegistry:
 
         Raises:
             InvalidInputError: the name or a file name cannot be used.
-            TooLargeError, StorageFullError
+            TooLargeError, StorageFullError, CheckFailedError
             AdapterRefusedError: with every reason.
         """
         self.check_name(name)
-        staged = await run_sync(self.store.new_staging)
-        try:
-            await write_files(staged, list(files), max_bytes=self.max_upload_bytes)
-            result = await self.check(staged)
-            if not result.accepted or result.digest is None:
-                raise AdapterRefusedError(list(result.reasons))
-            async with self._lock:
-                size = await run_sync(self.store.publish, staged, result.digest)
-                return await run_sync(self._keep, tenant_id, name, result, size, promote)
-        finally:
-            await run_sync(self.store.discard, staged)
+        with full_disk_told():
+            staged = await run_sync(self.store.new_staging)
+            try:
+                ignored = await write_files(staged, files, max_bytes=self.max_upload_bytes)
+                result = await self.check(staged)
+                if not result.accepted or result.digest is None:
+                    raise AdapterRefusedError(list(result.reasons))
+                upload = await run_sync(self._keep, tenant_id, name, staged, result, promote)
+            finally:
+                await run_sync(self.store.discard, staged)
+        return replace(upload, ignored_files=ignored)
 
-    async def delete(self, view: AdapterView) -> None:
-        """Retire an adapter; its rows stay for usage, its files go unless others share them."""
-        async with self._lock:
-            unused = await run_sync(self._retire, view)
-            for digest in unused:
-                await run_sync(self.store.delete, digest)
-        for digest in unused:
+    async def delete(self, adapter_id: str) -> None:
+        """Retire an adapter; its rows stay for usage, its files go unless others share them.
+
+        Raises:
+            NotFoundError: it is not there, or deleted already.
+        """
+        digests = await run_sync(self._retire, adapter_id)
+        for digest in await run_sync(self._delete_unused, digests):
             try:
                 await self.engine.unload_adapter(digest)
             except EngineUnavailableError:
@@ -93,13 +120,12 @@ class AdapterRegistry:
             raise InvalidInputError("name is that of the base model", param="name")
 
     def _keep(
-        self, tenant_id: str, name: str, result: CheckResult, size: int, promote: bool
+        self, tenant_id: str, name: str, staged: Path, result: CheckResult, promote: bool
     ) -> Upload:
-        try:
-            with self.db.write() as session:
-                return self._add_version(session, tenant_id, name, result, size, promote)
-        except IntegrityError as error:  # another process added the same at this moment
-            raise ConflictError("the adapter is being changed; try again", param="name") from error
+        assert result.digest is not None, "only accepted adapters are kept"
+        with self._alone() as session:
+            size = self.store.publish(staged, result.digest)
+            return self._add_version(session, tenant_id, name, result, size, promote)
 
     def _add_version(
         self,
@@ -139,13 +165,46 @@ class AdapterRegistry:
         session.flush()
         return adapter
 
-    def _retire(self, view: AdapterView) -> list[str]:
-        """Mark it deleted; the digests that no adapter uses any more."""
+    def _retire(self, adapter_id: str) -> list[str]:
+        """Mark it deleted; the digests that it had."""
+        with self._alone() as session:
+            retired = session.execute(
+                update(Adapter)
+                .where(Adapter.id == adapter_id, Adapter.deleted_at.is_(None))
+                .values(deleted_at=now_us())
+                .returning(Adapter.id)
+            ).scalar_one_or_none()
+            if retired is None:
+                raise NotFoundError("there is no such adapter", param="adapter")
+            of_it = select(AdapterVersion.digest).where(AdapterVersion.adapter_id == adapter_id)
+            return list(session.scalars(of_it))
+
+    def _delete_unused(self, digests: list[str]) -> list[str]:
+        """Delete the files of those that no adapter has; which they were.
+
+        In a transaction after the retirement's: files without rows are only in the way, rows
+        without files are broken.
+        """
+        with self._alone() as session:
+            unused = [digest for digest in digests if not _is_used(session, digest)]
+            withdrawn = [self.store.withdraw(digest) for digest in unused]
+        for folder in withdrawn:
+            if folder is not None:
+                self.store.discard(folder)
+        return unused
+
+    @contextmanager
+    def _alone(self) -> Iterator[Session]:
+        """A write transaction in which no process moves files but this one.
+
+        Files and rows change together: publish with insert, delete with the look whether anybody
+        uses them. SQLite has one writer at a time anyway.
+        """
         with self.db.write() as session:
-            session.execute(
-                update(Adapter).where(Adapter.id == view.adapter.id).values(deleted_at=now_us())
-            )
-            return [v.digest for v in view.versions if not _is_used(session, v.digest)]
+            connection = session.connection()  # begins; a session by itself waits for a statement
+            if connection.dialect.name == "postgresql":
+                connection.execute(select(func.pg_advisory_xact_lock(_POSTGRES_LOCK)))
+            yield session
 
 
 def _new_version(

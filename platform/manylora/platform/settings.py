@@ -36,7 +36,7 @@ class Settings(BaseSettings):
     model: str = Field("demo", description="local Hugging Face folder, GGUF file, hub id, or demo")
     served_model_name: str | None = Field(None, description="what clients call the base model")
     host: str = Field("127.0.0.1", description="address to listen on")
-    port: int = Field(8000, ge=0, le=65535, description="port to listen on")
+    port: int = Field(8000, ge=1, le=65535, description="port to listen on")
     data_dir: Path = Field(Path("data"), description="folder of the database and the adapters")
     database_url: str | None = Field(None, description="default: SQLite in the data folder")
     demo: bool = Field(False, description="seed two tenants with demo adapters")

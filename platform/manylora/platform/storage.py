@@ -4,6 +4,10 @@ import errno
 import os
 import secrets
 import shutil
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
@@ -12,16 +16,19 @@ import anyio
 from manylora.platform.errors import InvalidInputError, StorageFullError, TooLargeError
 
 REQUIRED_FILES = ("adapter_config.json", "adapter_model.safetensors")
-OPTIONAL_FILES = (
+IGNORED_FILES = (  # training leaves them beside; nothing reads them, so they are not kept
+    ".gitattributes",
+    "README.md",
     "added_tokens.json",
     "chat_template.jinja",
     "special_tokens_map.json",
     "tokenizer.json",
     "tokenizer.model",
     "tokenizer_config.json",
+    "training_args.bin",
 )
-IGNORED_FILES = ("README.md", ".gitattributes", "training_args.bin")
 _CHUNK_BYTES = 1 << 20
+_STAGING_SECONDS = 24 * 3600  # no upload takes longer
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -59,67 +66,99 @@ class AdapterStore:
         self._root = root
         self._staging = root / ".staging"
 
+    def prepare(self) -> None:
+        """At a start: drop what died processes left, and let uploads spool in this folder.
+
+        The system's folder for temporary files may be small, or memory. What is younger than a
+        day may be in the works of another process that shares the folder.
+        """
+        self._staging.mkdir(parents=True, exist_ok=True)
+        for left in self._staging.iterdir():
+            with suppress(FileNotFoundError):
+                if time.time() - left.stat().st_mtime > _STAGING_SECONDS:
+                    self.discard(left)
+        tempfile.tempdir = str(self._staging)
+
     def new_staging(self) -> Path:
         """An empty folder for one upload. Whoever takes it publishes or discards it."""
-        folder = self._staging / secrets.token_hex(16)
-        folder.mkdir(parents=True)
+        folder = self._new_name()
+        folder.mkdir()
         return folder
 
     def publish(self, staged: Path, digest: str) -> int:
         """Make a staged folder the adapter of this digest; bytes kept.
 
-        The same digest has the same weights, so what is there already stays.
+        The same digest has the same weights, so what is there already stays, if it is whole.
         """
-        assert digest.isalnum(), "a digest is hex"
-        target = self._root / digest
-        if not target.exists():
+        target = self._folder(digest)
+        files = [target / name for name in REQUIRED_FILES]
+        if not all(file.is_file() for file in files):
+            left = self.withdraw(digest)
+            if left is not None:
+                self.discard(left)
             _sync_folder(staged)
             staged.rename(target)
             _sync_folder(self._root)
-        return sum(file.stat().st_size for file in target.iterdir())
+        return sum(file.stat().st_size for file in files)
+
+    def withdraw(self, digest: str) -> Path | None:
+        """Take an adapter's files away at once; the caller discards them. None: it has none."""
+        away = self._new_name()
+        try:
+            return self._folder(digest).rename(away)
+        except FileNotFoundError:
+            return None
 
     def discard(self, staged: Path) -> None:
-        """Drop what was staged; may repeat."""
+        """Drop what was staged or withdrawn; may repeat."""
         shutil.rmtree(staged, ignore_errors=True)
 
-    def delete(self, digest: str) -> None:
-        """Remove an adapter's files; may repeat."""
+    def _new_name(self) -> Path:
+        self._staging.mkdir(parents=True, exist_ok=True)
+        return self._staging / secrets.token_hex(16)
+
+    def _folder(self, digest: str) -> Path:
         assert digest.isalnum(), "a digest is hex"
-        shutil.rmtree(self._root / digest, ignore_errors=True)
-
-    def clear_staging(self) -> None:
-        """Drop what uploads left behind when the process died."""
-        shutil.rmtree(self._staging, ignore_errors=True)
+        return self._root / digest
 
 
-async def write_files(folder: Path, files: list[UploadedFile], *, max_bytes: int) -> None:
-    """Write an upload's files under their known names.
+@contextmanager
+def full_disk_told() -> Iterator[None]:
+    """Tell a full disk from other failures to write.
+
+    Raises:
+        StorageFullError
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _NO_ROOM:
+            raise StorageFullError("there is no room to keep this upload") from error
+        raise
+
+
+async def write_files(
+    folder: Path, files: Sequence[UploadedFile], *, max_bytes: int
+) -> tuple[str, ...]:
+    """Write an upload's files under their known names; the names of those that are not kept.
 
     Raises:
         InvalidInputError: a file is unknown, missing or given twice.
         TooLargeError: all together they exceed `max_bytes`.
-        StorageFullError: the disk is full.
     """
     names = [_known_name(file.filename) for file in files]
-    wanted = [(name, file) for name, file in zip(names, files, strict=True) if name]
-    _check_names([name for name, _ in wanted])
+    _check_names(names)
     left = max_bytes
-    for name, file in wanted:
-        try:
+    for name, file in zip(names, files, strict=True):
+        if name in REQUIRED_FILES:
             left -= await _write_file(folder / name, file, left)
-        except OSError as error:
-            if error.errno in _NO_ROOM:
-                raise StorageFullError("there is no room to keep this upload") from error
-            raise
+    return tuple(sorted(name for name in names if name in IGNORED_FILES))
 
 
-def _known_name(filename: str | None) -> str | None:
-    """The file's name in the store; None for one that training leaves and serving ignores."""
-    if filename in REQUIRED_FILES or filename in OPTIONAL_FILES:
+def _known_name(filename: str | None) -> str:
+    if filename in REQUIRED_FILES or filename in IGNORED_FILES:
         return filename
-    if filename in IGNORED_FILES:
-        return None
-    known = ", ".join(REQUIRED_FILES + OPTIONAL_FILES)
+    known = ", ".join(REQUIRED_FILES + IGNORED_FILES)
     raise InvalidInputError(f"files: only these are taken: {known}", param="files")
 
 

@@ -2,7 +2,7 @@
 
 import re
 
-from sqlalchemy import or_, select
+from sqlalchemy import or_, select, update
 from sqlalchemy.orm import Session
 
 from manylora.platform.db import insert_if_new
@@ -76,7 +76,5 @@ def activate(session: Session, tenant: Tenant) -> Tenant:
 
 
 def _set_status(session: Session, tenant: Tenant, status: str) -> Tenant:
-    tenant = session.merge(tenant)
-    tenant.status = status
-    session.flush()
-    return tenant
+    session.execute(update(Tenant).where(Tenant.id == tenant.id).values(status=status))
+    return session.get_one(Tenant, tenant.id, populate_existing=True)

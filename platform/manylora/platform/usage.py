@@ -55,6 +55,9 @@ class UsagePage:
 def record(session: Session, usage: Usage) -> None:
     """Add the row of one request; a second call for the same request changes nothing."""
     values = {name: getattr(usage, name) for name in Usage.__slots__}
+    # Begin first: rows then happen in the order in which they can be seen, also after a long wait
+    # for SQLite's write lock, and an export up to now misses none.
+    session.connection()
     insert_if_new(session, UsageRecord, id=new_id("use"), occurred_at=now_us(), **values)
 
 
@@ -66,12 +69,19 @@ def recent(
     limit: int = 50,
 ) -> list[UsageLine]:
     """The newest rows first, for display."""
-    query = _lines().order_by(UsageRecord.occurred_at.desc(), UsageRecord.id.desc()).limit(limit)
+    query = _lines().where(*rows_of(tenant_id, adapter))
+    newest = query.order_by(UsageRecord.occurred_at.desc(), UsageRecord.id.desc()).limit(limit)
+    return _as_lines(session.execute(newest).all())
+
+
+def rows_of(tenant_id: str | None, adapter: str | None = None) -> list[ColumnElement[bool]]:
+    """The condition that rows are a tenant's, and an adapter's; None: anybody's."""
+    where: list[ColumnElement[bool]] = []
     if tenant_id is not None:
-        query = query.where(UsageRecord.tenant_id == tenant_id)
+        where.append(UsageRecord.tenant_id == tenant_id)
     if adapter is not None:
-        query = query.where(UsageRecord.adapter == adapter)
-    return _as_lines(session.execute(query).all())
+        where.append(UsageRecord.adapter == adapter)
+    return where
 
 
 def page(
@@ -88,9 +98,7 @@ def page(
     Args:
         after: `next_page` of the page before.
     """
-    where: list[ColumnElement[bool]] = []
-    if tenant_id is not None:
-        where.append(UsageRecord.tenant_id == tenant_id)
+    where = rows_of(tenant_id)
     if start_us is not None:
         where.append(UsageRecord.occurred_at >= start_us)
     if end_us is not None:

@@ -1,10 +1,12 @@
 """Puts the pages on the application that `manylora.platform.app` made."""
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Request, Response
 from fastapi.staticfiles import StaticFiles
 from starlette.middleware import Middleware
 
-from manylora.web.guard import Guard
+from manylora.platform.app import answer_bug
+from manylora.web.guard import HEADERS, Guard, is_admin
+from manylora.web.page_route import problem
 from manylora.web.pages import adapters, keys, overview, sign_in, tenants, trial, unknown, upload
 from manylora.web.pages import usage as usage_pages
 from manylora.web.templating import STATIC, STATIC_PATH
@@ -19,3 +21,18 @@ def mount(app: FastAPI) -> None:
         app.include_router(pages.router, include_in_schema=False)
     # Innermost, so that the platform's edge gives refusals a request id too.
     app.user_middleware.append(Middleware(Guard))
+    _answer_bugs_with_a_page(app)
+
+
+def _answer_bugs_with_a_page(app: FastAPI) -> None:
+    """Starlette answers an unforeseen error outside all middleware, the guard too."""
+
+    async def answer(request: Request, error: Exception) -> Response:
+        answered = await answer_bug(request, error)  # it writes to the log, too
+        if not is_admin(request.scope):
+            return answered
+        page = problem(request, error)
+        page.headers.update(HEADERS | {"x-request-id": answered.headers["x-request-id"]})
+        return page
+
+    app.add_exception_handler(Exception, answer)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from manylora.engine.api import EngineInfo, EngineStats
 from manylora.engine.client import EngineClient
 from manylora.engine.errors import EngineUnavailableError
+from manylora.platform.api.adapters import residency
 
 PATIENCE_SECONDS = 2.0  # a page must come even when the engine hangs
 
@@ -19,15 +20,14 @@ class EngineView:
     stats: EngineStats | None = None
 
     @property
-    def residency(self) -> Mapping[str, str]:
-        """Where each adapter digest lies now; digests that are nowhere are absent."""
-        if self.stats is None:
-            return {}
-        where = dict.fromkeys(self.stats.host_digests, "host memory")
-        for slot in self.stats.slots:
-            if slot.digest is not None:
-                where[slot.digest] = f"slot {slot.slot}"
-        return where
+    def slots(self) -> Mapping[str, int]:
+        """The slot of each adapter digest that is in one."""
+        slots = self.stats.slots if self.stats else ()
+        return {slot.digest: slot.slot for slot in slots if slot.digest is not None}
+
+    def residency(self, digest: str) -> str:
+        """Where a version is held, in the API's words."""
+        return residency(digest, self.stats)
 
 
 async def look_at(engine: EngineClient) -> EngineView:

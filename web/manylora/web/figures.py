@@ -10,6 +10,7 @@ from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from manylora.platform.ids import now_us
 from manylora.platform.models import Adapter, AdapterVersion, ApiKey, Tenant, UsageRecord
+from manylora.platform.usage import rows_of
 
 HOUR_US = 3_600_000_000
 HOURS = 24
@@ -99,7 +100,7 @@ def totals(session: Session, *, tenant_id: str | None = None, adapter: str | Non
             UsageRecord.completion_tokens,
         )
     )
-    query = select(func.count(), *sums).where(*_of(tenant_id, adapter))
+    query = select(func.count(), *sums).where(*rows_of(tenant_id, adapter))
     return Totals(*(int(value) for value in session.execute(query).one()))
 
 
@@ -113,7 +114,7 @@ def tokens_by_hour(
     tokens = func.sum(UsageRecord.prompt_tokens + UsageRecord.completion_tokens)
     query = (
         select(hour, tokens)
-        .where(UsageRecord.occurred_at >= first * HOUR_US, *_of(tenant_id, adapter))
+        .where(UsageRecord.occurred_at >= first * HOUR_US, *rows_of(tenant_id, adapter))
         .group_by(hour)
     )
     found = {int(at): int(sum_) for at, sum_ in session.execute(query)}
@@ -136,12 +137,3 @@ def names_of(session: Session, digests: Iterable[str]) -> Mapping[str, list[str]
     for digest, slug, name, number in session.execute(query):
         names[digest].append(f"{slug}/{name}@v{number}")
     return names
-
-
-def _of(tenant_id: str | None, adapter: str | None) -> list[ColumnElement[bool]]:
-    where: list[ColumnElement[bool]] = []
-    if tenant_id is not None:
-        where.append(UsageRecord.tenant_id == tenant_id)
-    if adapter is not None:
-        where.append(UsageRecord.adapter == adapter)
-    return where

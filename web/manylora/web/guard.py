@@ -3,7 +3,7 @@
 One middleware, so that a page added later is behind it without having to ask.
 """
 
-from urllib.parse import quote, urlsplit
+from urllib.parse import SplitResult, quote, urlsplit
 
 from fastapi import Request
 from fastapi.responses import RedirectResponse, Response
@@ -11,8 +11,10 @@ from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from manylora.platform.app import DATABASE_ERRORS, database_unavailable
 from manylora.platform.models import User
 from manylora.platform.operators import signed_in_user
+from manylora.web.page_route import problem
 from manylora.web.sessions import LOGIN_PATH, is_local, session_token
 from manylora.web.templating import STATIC_PATH, is_fragment, render
 
@@ -39,7 +41,7 @@ class Guard:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or not _is_admin(_route_path(scope)):
+        if scope["type"] != "http" or not is_admin(scope):
             await self.app(scope, receive, send)
             return
         request = Request(scope, receive)
@@ -53,8 +55,9 @@ def _route_path(scope: Scope) -> str:
     return path[len(root) :] if path.startswith(f"{root}/") else path
 
 
-def _is_admin(path: str) -> bool:
-    return path == "/admin" or path.startswith("/admin/")
+def is_admin(scope: Scope) -> bool:
+    """Whether a request is for one of our pages, or would be if there were such a page."""
+    return f"{_route_path(scope)}/".startswith("/admin/")
 
 
 def _is_static(path: str) -> bool:
@@ -74,7 +77,7 @@ def _refuse_cross_site(request: Request) -> Response | None:
     if site is not None:
         same = site in ("same-origin", "none")
     else:
-        same = origin is None or urlsplit(origin).netloc == request.headers.get("host")
+        same = origin is None or _parts(origin).netloc == request.headers.get("host")
     if same:
         return None
     return render(
@@ -92,7 +95,10 @@ async def _require_operator(request: Request) -> Response | None:
     path = _route_path(request.scope)
     if path == LOGIN_PATH or _is_static(path):
         return None
-    user = await run_in_threadpool(_operator_of, request)
+    try:
+        user = await run_in_threadpool(_operator_of, request)
+    except DATABASE_ERRORS as error:
+        return problem(request, database_unavailable(error))
     if user is not None:
         request.state.operator = user
         return None
@@ -104,15 +110,20 @@ def _operator_of(request: Request) -> User | None:
     if token is None:
         return None
     database = request.app.state.services.db
-    # A page that refreshes itself must not keep a session alive: it only reads.
+    with database.read() as session:
+        user = signed_in_user(session, token)
+        slides = bool(session.dirty)  # its idle expiry is due to be written
+    # A page that refreshes itself must not keep a session alive.
     polls = request.method == "GET" and is_fragment(request)
-    with database.read() if polls else database.write() as session:
-        return signed_in_user(session, token)
+    if slides and not polls:
+        with database.write() as session:
+            return signed_in_user(session, token)
+    return user
 
 
 def _to_login(request: Request) -> Response:
     if is_fragment(request):
-        shown = urlsplit(request.headers.get("hx-current-url", ""))
+        shown = _parts(request.headers.get("hx-current-url", ""))
         back = f"{shown.path}?{shown.query}" if shown.query else shown.path
         return Response(status_code=204, headers={"HX-Redirect": _login_url(back)})
     asked = request.url
@@ -124,6 +135,14 @@ def _to_login(request: Request) -> Response:
 
 def _login_url(back: str) -> str:
     return f"{LOGIN_PATH}?next={quote(back if is_local(back) else '/admin', safe='/')}"
+
+
+def _parts(url: str) -> SplitResult:
+    """The parts of what claims to be a URL; all of them are empty if it cannot be one."""
+    try:
+        return urlsplit(url)
+    except ValueError:
+        return urlsplit("")
 
 
 def _with_headers(request: Request, send: Send) -> Send:

@@ -8,8 +8,9 @@ from fastapi.responses import Response
 from fastapi.routing import APIRoute
 
 from manylora.engine.errors import EngineError
+from manylora.platform.app import DATABASE_ERRORS, database_unavailable
 from manylora.platform.errors import PlatformError, envelope, meaning_of, retry_headers
-from manylora.web.templating import render
+from manylora.web.templating import is_fragment, render
 
 
 class PageRoute(APIRoute):
@@ -23,15 +24,17 @@ class PageRoute(APIRoute):
                 return await handle(request)
             except (PlatformError, EngineError) as error:
                 return problem(request, error)
+            except DATABASE_ERRORS as error:
+                return problem(request, database_unavailable(error))
 
         return handle_for_people
 
 
-def problem(request: Request, error: PlatformError | EngineError) -> Response:
-    """The page of an error."""
+def problem(request: Request, error: Exception) -> Response:
+    """The page of an error; for htmx only what it says."""
     return render(
         request,
-        "problem.html",
+        "_problem.html" if is_fragment(request) else "problem.html",
         {
             "title": _TITLES.get(meaning_of(error).status, "That did not work"),
             "message": envelope(error)["error"]["message"],
@@ -44,5 +47,6 @@ def problem(request: Request, error: PlatformError | EngineError) -> Response:
 _TITLES = {
     404: "There is nothing here",
     413: "That is too large",
-    503: "The engine is not there",
+    500: "Something went wrong here",
+    503: "This is not available at the moment",
 }

@@ -120,6 +120,8 @@ def _refuse_sizes(raw: dict[str, Any]) -> None:
         if type(value) is not int or value < 1:
             raise ModelError(f"config.json: {name} {value!r} is not a positive whole number")
     kv_heads = sizes.get("num_key_value_heads", heads)
+    if sizes.get("head_dim", raw["hidden_size"] // heads) % 2:
+        raise ModelError("config.json: an odd head size cannot be rotated by pairs")
     if heads % kv_heads:
         raise ModelError(
             f"config.json: num_key_value_heads {kv_heads} does not divide num_attention_heads"
@@ -136,9 +138,17 @@ def _refuse_unsupported(raw: dict[str, Any]) -> None:
         if not isinstance(raw.get(name) or {}, dict):
             raise ModelError(f"config.json: {name} is not an object")
     rope = _rope(raw)
+    for name, number in (
+        ("rope_theta", rope.get("rope_theta", 10_000.0)),
+        ("rms_norm_eps", raw.get("rms_norm_eps", 1e-6)),
+    ):
+        if isinstance(number, bool) or not isinstance(number, int | float) or not number > 0:
+            raise ModelError(f"config.json: {name} {number!r} is not a positive number")
     rope_type = rope.get("rope_type") or rope.get("type") or "default"
     for name, value, supported in (
         ("rope_type", rope_type, "default"),
+        ("partial_rotary_factor", rope.get("partial_rotary_factor", 1.0), 1.0),
+        ("partial_rotary_factor", raw.get("partial_rotary_factor", 1.0), 1.0),
         ("hidden_act", raw.get("hidden_act", "silu"), "silu"),
         ("attention_bias", raw.get("attention_bias", False), False),
         ("mlp_bias", raw.get("mlp_bias", False), False),

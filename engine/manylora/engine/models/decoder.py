@@ -1,6 +1,5 @@
 """The decoder's forward pass over the kernels' op surface: Llama and its kin."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -8,9 +7,9 @@ from torch import Tensor
 
 from manylora.engine.batch import ModelInput
 from manylora.engine.models.config import DecoderConfig
-from manylora.kernels.surface import Backend, KVCache, KVShape, PackedWeight, accumulator_dtype
-
-ReadTensor = Callable[[str], Tensor]
+from manylora.engine.models.fused import FUSED, module_path
+from manylora.engine.models.weights import Weights
+from manylora.kernels.surface import Backend, KVCache, PackedWeight, accumulator_dtype
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,31 +26,31 @@ class Decoder:
     """All weights, in the layout that the backend asked for, and the order of the ops."""
 
     def __init__(
-        self, config: DecoderConfig, read: ReadTensor, backend: Backend, max_model_len: int
+        self, config: DecoderConfig, weights: Weights, backend: Backend, max_model_len: int
     ) -> None:
         """Load every weight once.
 
-        Args:
-            read: from a Hugging Face tensor name to the tensor, in the model's dtype and on its device.
+        Raises:
+            ModelError: a weight is missing, has another shape, or would not be used.
         """
         self.config = config
         self._ops = backend
-        self._embedding = read("model.embed_tokens.weight")
-        self._layers = [_load_layer(read, index, backend) for index in range(config.num_layers)]
-        self._final_norm = read("model.norm.weight")
-        head = self._embedding if config.tied_embeddings else read("lm_head.weight")
+        table = (config.vocab_size, config.hidden_size)
+        self._embedding = weights.read("model.embed_tokens.weight", table)
+        self._layers = [
+            _load_layer(weights, config, index, backend) for index in range(config.num_layers)
+        ]
+        self._final_norm = weights.read("model.norm.weight", (config.hidden_size,))
+        if config.tied_embeddings:
+            weights.ignore("lm_head.weight")  # some writers keep the copy
+            head = self._embedding
+        else:
+            head = weights.read("lm_head.weight", table)
+        weights.check_all_used()
         self._head = backend.pack_weight(head)
         self.dtype = self._embedding.dtype
         self._cos_sin = rotary_table(config, max_model_len).to(
             self._embedding.device, accumulator_dtype(self.dtype)
-        )
-
-    def kv_shape(self, block_size: int) -> KVShape:
-        return KVShape(
-            num_layers=self.config.num_layers,
-            num_kv_heads=self.config.num_kv_heads,
-            head_size=self.config.head_size,
-            block_size=block_size,
         )
 
     def forward(self, batch: ModelInput, kv: KVCache) -> Tensor:
@@ -96,18 +95,23 @@ def rotary_table(config: DecoderConfig, num_positions: int) -> Tensor:
     return torch.cat((angles.cos(), angles.sin()), dim=-1)
 
 
-def _load_layer(read: ReadTensor, index: int, backend: Backend) -> _Layer:
-    def part(name: str) -> Tensor:
-        return read(f"model.layers.{index}.{name}.weight")
+def _load_layer(weights: Weights, config: DecoderConfig, index: int, backend: Backend) -> _Layer:
+    shapes = config.linear_shapes()
 
-    def fused(*names: str) -> PackedWeight:
-        return backend.pack_weight(torch.cat([part(name) for name in names]))
+    def norm(name: str) -> Tensor:
+        return weights.read(f"{module_path(index, name)}.weight", (config.hidden_size,))
+
+    def fused(name: str) -> PackedWeight:
+        paths = [module_path(index, part) for part in FUSED[name]]
+        return backend.pack_weight(
+            torch.cat([weights.read(f"{path}.weight", shapes[path]) for path in paths])
+        )
 
     return _Layer(
-        attention_norm=part("input_layernorm"),
-        qkv=fused("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-        o=fused("self_attn.o_proj"),
-        mlp_norm=part("post_attention_layernorm"),
-        gate_up=fused("mlp.gate_proj", "mlp.up_proj"),
-        down=fused("mlp.down_proj"),
+        attention_norm=norm("input_layernorm"),
+        qkv=fused("qkv"),
+        o=fused("o"),
+        mlp_norm=norm("post_attention_layernorm"),
+        gate_up=fused("gate_up"),
+        down=fused("down"),
     )

@@ -5,6 +5,8 @@ import json
 import os
 from pathlib import Path
 
+from manylora.engine.errors import ModelError
+
 # Keys of config.json that say how a file was written, not what the model computes.
 VOLATILE_CONFIG_KEYS = ("transformers_version", "_name_or_path", "_model_name_or_path")
 
@@ -34,8 +36,14 @@ def model_digest(folder: Path, cache_dir: Path) -> str:
     """SHA-256 (hex) that identifies a base model: its weight files and the meaning of its config.
 
     Independent of where the folder lies and of which version of transformers wrote it.
+
+    Raises:
+        ModelError: config.json is missing or not a JSON object.
     """
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    try:
+        config = dict(json.loads((folder / "config.json").read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError, RecursionError) as error:
+        raise ModelError(f"{folder / 'config.json'} is not a JSON object: {error}") from error
     for key in VOLATILE_CONFIG_KEYS:
         config.pop(key, None)
     weights = [

@@ -31,7 +31,7 @@ class ControlTokens:
         if isinstance(value, str):
             return self._token.sub(f"{_START}\\g<0>{_END}", _MARKS.sub("", value))
         if isinstance(value, dict):
-            return {key: self.mark(item) for key, item in value.items()}
+            return {self.mark(key): self.mark(item) for key, item in value.items()}
         if isinstance(value, list | tuple):
             return [self.mark(item) for item in value]
         return value

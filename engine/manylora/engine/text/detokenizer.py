@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from tokenizers import Tokenizer
 
 REPLACEMENT = "\ufffd"
+MAX_OPEN_CHARACTERS = 64
 # Enough to hold any unfinished character at the prompt's end and the id before it.
 PROMPT_CONTEXT_TOKENS = 8
 
@@ -80,9 +81,11 @@ def _open_length(text: str) -> int:
     """How many characters at the end of `text` may still turn into another one.
 
     Byte-level decoders show an unfinished character as one replacement character, byte-fallback
-    decoders show all the bytes of a run, finished characters too, as one each.
+    decoders show all the bytes of a run, finished characters too, as one each. A run longer than
+    any real one is bytes that make no text: it is let go, or decoding it would cost ever more.
     """
-    return len(text) - len(text.rstrip(REPLACEMENT))
+    length = len(text) - len(text.rstrip(REPLACEMENT))
+    return length if length <= MAX_OPEN_CHARACTERS else 0
 
 
 def _common_length(one: str, other: str) -> int:

@@ -1,10 +1,13 @@
 """`…/adapters`: a tenant's adapters, their versions and aliases."""
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Annotated, Any
 
 from anyio.to_thread import run_sync
 from fastapi import APIRouter, Depends, Request, Response
 from pydantic import Field
+from sqlalchemy.orm import Session
 from starlette.datastructures import FormData, UploadFile
 
 from manylora.engine.api import EngineStats
@@ -19,6 +22,7 @@ from manylora.platform.db import Database
 from manylora.platform.errors import InvalidInputError, NotFoundError
 from manylora.platform.models import AdapterVersion
 from manylora.platform.services import Services
+from manylora.platform.storage import full_disk_told
 
 router = APIRouter(prefix="/adapters")
 
@@ -36,15 +40,29 @@ class AliasMove(Body):
 @router.post("")
 async def upload_adapter(request: Request, tenant: ManagedTenant) -> Response:
     """Check an adapter and keep it as the next version of its name."""
+    async with upload_form(request) as form:
+        name, promote, files = _upload_fields(form)
+        upload = await services_of(request).adapters.upload(tenant.id, name, files, promote=promote)
+    return JsonAnswer(_upload_json(upload), 201 if upload.created else 200)
+
+
+@asynccontextmanager
+async def upload_form(request: Request) -> AsyncIterator[FormData]:
+    """A form with an adapter's files, when it is this upload's turn; closed afterwards.
+
+    Raises:
+        UploadsBusyError, StorageFullError
+        PlatformError: what `read_form` raises.
+    """
     services = services_of(request)
     limit = services.settings.max_upload_bytes + _FORM_OVERHEAD_BYTES
-    form = await read_form(request, max_bytes=limit)
-    try:
-        name, promote, files = _upload_fields(form)
-        upload = await services.adapters.upload(tenant.id, name, files, promote=promote)
-    finally:
-        await form.close()
-    return JsonAnswer(_upload_json(upload), 201 if upload.created else 200)
+    async with services.adapters.turn():
+        with full_disk_told():
+            form = await read_form(request, max_bytes=limit)
+        try:
+            yield form
+        finally:
+            await form.close()
 
 
 @router.get("")
@@ -74,10 +92,7 @@ def move_alias(
 ) -> Response:
     """Point an alias at a version; 409 when it is not where the caller thought."""
     with services_of(request).db.write() as session:
-        view = adapters.find_adapter(session, adapter, tenant_id=tenant.id)
-        view = view or adapters.find_adapter_named(session, tenant.id, adapter)
-        if view is None:
-            raise NotFoundError("there is no such adapter", param="adapter")
+        view = _existing(session, tenant.id, adapter)
         entry = adapters.move_alias(
             session, view, alias, body.version, expected=body.expected_version
         )
@@ -90,7 +105,7 @@ async def delete_adapter(request: Request, adapter: str, tenant: ManagedTenant) 
     """Retire an adapter with all its versions."""
     services = services_of(request)
     view = await run_sync(_find, services.db, tenant.id, adapter)
-    await services.adapters.delete(view)
+    await services.adapters.delete(view.adapter.id)
     return JsonAnswer({"id": view.adapter.id, "object": "adapter.deleted", "deleted": True})
 
 
@@ -142,7 +157,7 @@ def _upload_json(upload: Upload) -> dict[str, Any]:
         "version": version.number,
         "digest": version.digest,
         "state": version.state,
-        "report": version.report,
+        "report": version.report | {"ignored_files": upload.ignored_files},
     }
 
 
@@ -179,8 +194,17 @@ def _list(db: Database, tenant_id: str) -> list[AdapterView]:
 
 def _find(db: Database, tenant_id: str, adapter: str) -> AdapterView:
     with db.read() as session:
-        view = adapters.find_adapter(session, adapter, tenant_id=tenant_id)
-        view = view or adapters.find_adapter_named(session, tenant_id, adapter)
+        return _existing(session, tenant_id, adapter)
+
+
+def _existing(session: Session, tenant_id: str, adapter: str) -> AdapterView:
+    """The tenant's adapter of this id or name.
+
+    Raises:
+        NotFoundError
+    """
+    view = adapters.find_adapter(session, adapter, tenant_id=tenant_id)
+    view = view or adapters.find_adapter_named(session, tenant_id, adapter)
     if view is None:
         raise NotFoundError("there is no such adapter", param="adapter")
     return view

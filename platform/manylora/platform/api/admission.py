@@ -1,6 +1,7 @@
 """From a checked body to an engine request: the route, the prompt's tokens, the room left."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from anyio.to_thread import run_sync
 from fastapi import Request as HttpRequest
@@ -17,40 +18,34 @@ from manylora.platform.services import Services
 CONTEXT_EXCEEDED = "context_length_exceeded"
 
 
-async def admit(
-    http: HttpRequest,
-    caller: Caller,
-    body: SamplingBody,
-    *,
-    endpoint: str,
-    prompt_field: str,
-    tokenise: Callable[[], Sequence[int]],
-    token_limit: int | None,
-    default_limit: int | None = None,
-) -> Generation:
-    """Start the generation that a body asks for.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What one endpoint makes of its body."""
 
-    Args:
-        tokenise: makes the prompt's token ids; run off the event loop.
-        token_limit: the most tokens to generate, if the body says so.
-        default_limit: the same where it does not; None: what is left of the context.
+    endpoint: str  # "chat" or "completions"
+    body: SamplingBody
+    prompt_field: str
+    tokenise: Callable[[], Sequence[int]]  # the prompt's token ids; run off the event loop
+    token_limit: int | None  # the most tokens to generate, if the body says so
+    default_limit: int | None = None  # the same where it does not; None: what the context leaves
+
+
+async def admit(http: HttpRequest, caller: Caller, asked: Asked) -> Generation:
+    """The generation that a body asks for, not begun.
 
     Raises:
         ModelNotFoundError, InvalidInputError, EngineUnavailableError
     """
-    services = services_of(http)
+    services, body = services_of(http), asked.body
     route = await run_sync(route_of, services, caller, http.path_params.get("name"), body.model)
-    prompt = tuple(await run_sync(tokenise))
-    _check_token_ids(prompt, services.text.vocab_size, prompt_field)
+    prompt = tuple(await run_sync(asked.tokenise))
+    _check_token_ids(prompt, services.text.vocab_size, asked.prompt_field)
     _check_token_ids(body.stop_token_ids or (), services.text.vocab_size, "stop_token_ids")
     info = await services.engine.info()
-    limit_field = "max_tokens" if body.max_tokens else "max_completion_tokens"
-    left = _room_left(len(prompt), token_limit, info.max_model_len, prompt_field, limit_field)
-    limit = token_limit or min(left, default_limit or left)
     request = Request(
         request_id=http.state.request_id,
         prompt_token_ids=prompt,
-        params=_sampling(body, limit),
+        params=_sampling(body, _limit(asked, len(prompt), info.max_model_len)),
         tenant=caller.tenant.id,
         adapter=AdapterRef(route.digest) if route.digest else None,
     )
@@ -61,7 +56,7 @@ async def admit(
         route=route,
         tenant_id=caller.tenant.id,
         key_id=caller.key.id,
-        endpoint=endpoint,
+        endpoint=asked.endpoint,
     )
 
 
@@ -84,25 +79,28 @@ def _check_token_ids(ids: Sequence[int], vocab_size: int, field: str) -> None:
         )
 
 
-def _room_left(
-    num_prompt_tokens: int, asked: int | None, context: int, prompt_field: str, limit_field: str
-) -> int:
+def _limit(asked: Asked, num_prompt_tokens: int, context: int) -> int:
+    """The most tokens to generate."""
+    field = asked.prompt_field
     left = context - num_prompt_tokens
     if left < 1:
         raise InvalidInputError(
-            f"This model's maximum context length is {context} tokens, but {prompt_field} has "
+            f"This model's maximum context length is {context} tokens, but {field} has "
             f"{num_prompt_tokens} tokens; shorten it.",
-            param=prompt_field,
+            param=field,
             code=CONTEXT_EXCEEDED,
         )
-    if asked is not None and asked > left:
+    if asked.token_limit is None:
+        return min(left, asked.default_limit or left)
+    if asked.token_limit > left:
+        limit_field = "max_tokens" if asked.body.max_tokens else "max_completion_tokens"
         raise InvalidInputError(
-            f"This model's maximum context length is {context} tokens, but {asked} were asked for "
-            f"beyond the {num_prompt_tokens} of {prompt_field}; lower {limit_field}.",
+            f"This model's maximum context length is {context} tokens, but {asked.token_limit} "
+            f"were asked for beyond the {num_prompt_tokens} of {field}; lower {limit_field}.",
             param=limit_field,
             code=CONTEXT_EXCEEDED,
         )
-    return left
+    return asked.token_limit
 
 
 def _sampling(body: SamplingBody, max_tokens: int) -> SamplingParams:

@@ -112,9 +112,11 @@ def _find_caller(db: Database, token: str) -> Caller | None:
     if not keys.is_well_formed(token):
         return None
     with db.read() as session:
-        found = keys.authenticate(session, token)
+        found = keys.find_in_force(session, token)
     if found is None:
         return None
+    if found[1].status != "active":
+        raise PermissionDeniedError("this key's tenant is suspended")
     if keys.is_stale(found[0]):
         with db.write() as session:
             keys.touch_key(session, found[0])

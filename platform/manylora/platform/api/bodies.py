@@ -1,14 +1,17 @@
 """What clients may send to `/v1`. Strict: no coercion, and unknown fields are refused by name."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from manylora.platform.errors import InvalidInputError
 
 _MAX_INT64 = (1 << 63) - 1
 _MAX_STOPS = 16
+_MAX_MESSAGES = 10_000
+_MAX_PROMPT_IDS = 1 << 18
 
 Stop = Annotated[str, Field(min_length=1, max_length=256)]
 Label = Annotated[str, Field(max_length=512)]
@@ -16,7 +19,8 @@ TokenId = Annotated[int, Field(ge=0, le=(1 << 31) - 1)]
 
 # Fields of the OpenAI API and of vLLM that this server does not act on yet. A value that asks for
 # nothing is accepted, null too; any other would change the answer, so it is refused by name.
-ASKS_FOR_NOTHING: dict[str, tuple[Any, ...]] = {
+Neutral = Mapping[str, tuple[Any, ...]]
+ASKS_FOR_NOTHING: Neutral = {
     "add_generation_prompt": (True,),
     "allowed_token_ids": (),
     "audio": (),
@@ -26,7 +30,8 @@ ASKS_FOR_NOTHING: dict[str, tuple[Any, ...]] = {
     "chat_template": (),
     "chat_template_kwargs": ({},),
     "continue_final_message": (False,),
-    "documents": (),
+    "detokenize": (True,),
+    "documents": ([],),
     "echo": (False,),
     "frequency_penalty": (0,),
     "function_call": ("none",),
@@ -38,10 +43,15 @@ ASKS_FOR_NOTHING: dict[str, tuple[Any, ...]] = {
     "min_p": (0,),
     "min_tokens": (0,),
     "modalities": (["text"],),
+    "moderation": (),
     "n": (1,),
     "parallel_tool_calls": (True, False),
     "prediction": (),
     "presence_penalty": (0,),
+    "priority": (0,),
+    "prompt_cache_options": (),
+    "prompt_cache_retention": (),
+    "prompt_logprobs": (),
     "reasoning_effort": (),
     "repetition_penalty": (1,),
     "response_format": ({"type": "text"},),
@@ -53,6 +63,7 @@ ASKS_FOR_NOTHING: dict[str, tuple[Any, ...]] = {
     "tool_choice": ("none",),
     "tools": (),
     "top_logprobs": (0,),
+    "truncate_prompt_tokens": (),
     "use_beam_search": (False,),
     "verbosity": (),
     "web_search_options": (),
@@ -60,13 +71,28 @@ ASKS_FOR_NOTHING: dict[str, tuple[Any, ...]] = {
 
 
 class Body(BaseModel):
-    """A request body."""
+    """A request body, or an object in one."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+    asks_for_nothing: ClassVar[Neutral] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_what_asks_for_nothing(cls, value: Any) -> Any:
+        if not isinstance(value, Mapping):
+            return value
+        kept = dict(value)
+        for name in cls.asks_for_nothing.keys() & kept.keys():
+            asked = kept.pop(name)
+            if asked is not None and not _is_one_of(asked, cls.asks_for_nothing[name]):
+                raise _not_supported(name)
+        return kept
 
 
 class StreamOptions(Body):
     """How to stream."""
+
+    asks_for_nothing: ClassVar[Neutral] = {"continuous_usage_stats": (False,)}
 
     include_usage: bool | None = None
     include_obfuscation: bool | None = None  # padding against traffic analysis; none is sent
@@ -74,6 +100,8 @@ class StreamOptions(Body):
 
 class SamplingBody(Body):
     """The fields that chat and completions share."""
+
+    asks_for_nothing: ClassVar[Neutral] = ASKS_FOR_NOTHING
 
     model: str | None = None
     max_tokens: int | None = Field(None, ge=1, le=_MAX_INT64)
@@ -95,18 +123,6 @@ class SamplingBody(Body):
         Annotated[dict[Annotated[str, Field(max_length=64)], Label], Field(max_length=16)] | None
     ) = None
 
-    @model_validator(mode="before")
-    @classmethod
-    def _drop_what_asks_for_nothing(cls, value: Any) -> Any:
-        if not isinstance(value, Mapping):
-            return value
-        kept = dict(value)
-        for name in ASKS_FOR_NOTHING.keys() & kept.keys():
-            asked = kept.pop(name)
-            if asked is not None and not _asks_for_nothing(name, asked):
-                raise InvalidInputError(f"{name} is not supported with this value", param=name)
-        return kept
-
     @model_validator(mode="after")
     def _stream_options_need_stream(self) -> "SamplingBody":
         if self.stream_options is not None and not self.stream:
@@ -116,12 +132,16 @@ class SamplingBody(Body):
         return self
 
 
-def _asks_for_nothing(name: str, asked: Any) -> bool:
-    """Equal to a neutral value; `True == 1` does not count."""
-    return any(
-        asked == neutral and isinstance(asked, bool) == isinstance(neutral, bool)
-        for neutral in ASKS_FOR_NOTHING[name]
-    )
+def _is_one_of(asked: Any, neutral: tuple[Any, ...]) -> bool:
+    """`True == 1` does not count."""
+    return any(asked == n and isinstance(asked, bool) == isinstance(n, bool) for n in neutral)
+
+
+def _not_supported(name: str) -> ValidationError:
+    """A fault that has its place in the body; pydantic adds where this object is in it."""
+    kind = PydanticCustomError("not_supported", "this value is not supported")
+    fault = InitErrorDetails(type=kind, loc=(name,), input=None)
+    return ValidationError.from_exception_data("Body", [fault])
 
 
 class TextPart(Body):
@@ -132,10 +152,20 @@ class TextPart(Body):
 
 
 class Message(Body):
-    """One message of a chat."""
+    """One message of a chat. An answer of this server is one too, as the SDKs send it back."""
+
+    asks_for_nothing: ClassVar[Neutral] = {
+        "annotations": ([],),
+        "audio": (),
+        "function_call": (),
+        "reasoning_content": (),
+        "refusal": (),
+        "tool_call_id": (),
+        "tool_calls": ([],),
+    }
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | Annotated[list[TextPart], Field(min_length=1)]
+    content: str | Annotated[list[TextPart], Field(min_length=1, fail_fast=True)]
     name: Label | None = None
 
     def for_template(self) -> dict[str, object]:
@@ -149,7 +179,10 @@ class Message(Body):
 class ChatBody(SamplingBody):
     """`POST /v1/chat/completions`."""
 
-    messages: list[Message] = Field(min_length=1)
+    # One fault is enough to refuse it: telling all would hold up everybody else.
+    messages: Annotated[
+        list[Message], Field(min_length=1, max_length=_MAX_MESSAGES, fail_fast=True)
+    ]
     max_completion_tokens: int | None = Field(None, ge=1, le=_MAX_INT64)
 
     @model_validator(mode="after")
@@ -167,11 +200,12 @@ class ChatBody(SamplingBody):
         return self.max_completion_tokens or self.max_tokens
 
 
+TokenIds = Annotated[list[TokenId], Field(max_length=_MAX_PROMPT_IDS, fail_fast=True)]
 Prompt = (
     str
-    | list[TokenId]
+    | TokenIds
     | Annotated[list[str], Field(min_length=1, max_length=1)]
-    | Annotated[list[list[TokenId]], Field(min_length=1, max_length=1)]
+    | Annotated[list[TokenIds], Field(min_length=1, max_length=1)]
 )
 
 

@@ -1,4 +1,4 @@
-"""Reading bodies: capped, timed, strict JSON, strict models; and answers written by orjson.
+"""Reading bodies: capped, paced, strict JSON, strict models; and answers written by orjson.
 
 orjson and msgspec keep the last of duplicate keys in silence, so that a proxy in front and we
 may read one body differently; the standard library's parser lets us refuse them.
@@ -11,6 +11,7 @@ from typing import Any, NoReturn, TypeVar
 
 import anyio
 import orjson
+from anyio.to_thread import run_sync
 from fastapi import Request, Response
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
@@ -30,8 +31,12 @@ from manylora.platform.errors import (
 
 MAX_JSON_BYTES = 2_000_000
 MAX_JSON_DEPTH = 64
-READ_TIMEOUT_SECONDS = 25.0  # for a whole JSON body, and for each piece of an upload
-CHUNKED_TIMEOUT_SECONDS = 4.0  # for a whole JSON body that states no length: it is made already
+MAX_JSON_MEMBERS = 1000  # of one object
+BODY_SECONDS = 25.0  # for a whole body, and more as bytes come
+SLOWEST_BYTES_PER_SECOND = 16 << 10
+IDLE_SECONDS = 25.0  # between two pieces of a body
+CHUNKED_IDLE_SECONDS = 4.0  # the same of a JSON body that states no length: it is made already
+_INLINE_BYTES = 16 << 10  # a longer body is checked in a thread
 _MAX_NUMBER_LENGTH = 4000  # below Python's own limit for int()
 _MAX_FORM_FILES = 16
 _MAX_FORM_FIELDS = 16
@@ -53,28 +58,32 @@ def json_body(model: type[BodyT]) -> Callable[[Request], Awaitable[BodyT]]:
     """A dependency that reads the body as this model."""
 
     async def read(request: Request) -> BodyT:
-        return checked(model, await read_json(request))
+        raw = await read_raw(request)
+        if len(raw) <= _INLINE_BYTES:
+            return checked(model, parse_json(raw))
+        return await run_sync(lambda: checked(model, parse_json(raw)))
 
     return read
 
 
-async def read_json(request: Request) -> Any:
-    """The body as JSON.
+async def read_raw(request: Request) -> bytes:
+    """The bytes of a JSON body.
 
     Raises:
         UnsupportedMediaTypeError, TooLargeError, RequestTimeoutError
-        InvalidInputError: not UTF-8, not JSON, duplicate keys, too deep, NaN, lone surrogates.
+        InvalidInputError: it ended early.
     """
     media_type = request.headers.get("content-type", "application/json").partition(";")[0]
     if media_type.strip().lower() != "application/json":
         raise UnsupportedMediaTypeError("send the body as application/json")
     _refuse_long(request, MAX_JSON_BYTES)
     states_length = "content-length" in request.headers
-    timeout = READ_TIMEOUT_SECONDS if states_length else CHUNKED_TIMEOUT_SECONDS
-    with anyio.move_on_after(timeout):
-        raw = await _read_capped(request, MAX_JSON_BYTES)
-        return parse_json(raw)
-    raise RequestTimeoutError("the body did not arrive in time")
+    idle = IDLE_SECONDS if states_length else CHUNKED_IDLE_SECONDS
+    paced = Request(request.scope, _paced(request.receive, MAX_JSON_BYTES, idle))
+    try:
+        return await paced.body()
+    except ClientDisconnect as error:
+        raise InvalidInputError("the body ended early") from error
 
 
 async def read_form(request: Request, *, max_bytes: int) -> FormData:
@@ -87,9 +96,9 @@ async def read_form(request: Request, *, max_bytes: int) -> FormData:
     if not request.headers.get("content-type", "").lower().startswith("multipart/form-data"):
         raise UnsupportedMediaTypeError("send the body as multipart/form-data")
     _refuse_long(request, max_bytes)
-    capped = Request(request.scope, _capped_receive(request.receive, max_bytes))
+    paced = Request(request.scope, _paced(request.receive, max_bytes, IDLE_SECONDS))
     try:
-        return await capped.form(max_files=_MAX_FORM_FILES, max_fields=_MAX_FORM_FIELDS)
+        return await paced.form(max_files=_MAX_FORM_FILES, max_fields=_MAX_FORM_FIELDS)
     except (HTTPException, MultiPartException, FormParserError) as error:
         raise InvalidInputError("the form cannot be read") from error
     except ClientDisconnect as error:
@@ -165,6 +174,8 @@ def _path(location: tuple[int | str, ...], value: Any) -> str:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if len(pairs) > MAX_JSON_MEMBERS:  # each may be a fault, and each fault takes its time
+        raise InvalidInputError(f"the body has an object of more than {MAX_JSON_MEMBERS} members")
     found = dict(pairs)
     if len(found) < len(pairs):
         raise InvalidInputError("the body has an object with a duplicate key")
@@ -218,30 +229,20 @@ def _refuse_long(request: Request, max_bytes: int) -> None:
         raise TooLargeError(f"the body is larger than {max_bytes} bytes")
 
 
-async def _read_capped(request: Request, max_bytes: int) -> bytes:
-    body = bytearray()
-    try:
-        async for chunk in request.stream():
-            body += chunk
-            if len(body) > max_bytes:
-                raise TooLargeError(f"the body is larger than {max_bytes} bytes")
-    except ClientDisconnect as error:
-        raise InvalidInputError("the body ended early") from error
-    return bytes(body)
+def _paced(receive: Receive, max_bytes: int, idle_seconds: float) -> Receive:
+    """`receive` that gives up on a body that is too long, stalls or trickles."""
+    read = 0
+    started = anyio.current_time()
 
-
-def _capped_receive(receive: Receive, max_bytes: int) -> Receive:
-    """`receive` that gives up on a body that is too long or stalls."""
-    left = max_bytes
-
-    async def capped() -> Message:
-        nonlocal left
-        with anyio.move_on_after(READ_TIMEOUT_SECONDS):
+    async def paced() -> Message:
+        nonlocal read
+        end = started + BODY_SECONDS + read / SLOWEST_BYTES_PER_SECOND
+        with anyio.move_on_after(min(idle_seconds, end - anyio.current_time())):
             message = await receive()
-            left -= len(message.get("body", b""))
-            if left < 0:
+            read += len(message.get("body", b""))
+            if read > max_bytes:
                 raise TooLargeError(f"the body is larger than {max_bytes} bytes")
             return message
-        raise RequestTimeoutError("the upload stalled")
+        raise RequestTimeoutError("the body did not arrive in time")
 
-    return capped
+    return paced

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Request, Response
 
-from manylora.platform.api.admission import admit
+from manylora.platform.api.admission import Asked, admit
 from manylora.platform.api.auth import InferCaller, services_of
 from manylora.platform.api.bodies import ChatBody
 from manylora.platform.api.body import json_body
@@ -25,15 +25,14 @@ async def create_chat_completion(
     """Answer a chat."""
     text = services_of(http).text
     messages = [message.for_template() for message in body.messages]
-    generation = await admit(
-        http,
-        caller,
-        body,
+    asked = Asked(
         endpoint="chat",
+        body=body,
         prompt_field="messages",
         tokenise=lambda: text.encode_chat(messages),
         token_limit=body.token_limit,
     )
+    generation = await admit(http, caller, asked)
     include_usage = bool(body.stream_options and body.stream_options.include_usage)
     shape = ChatShape(
         id=new_id("chatcmpl").replace("_", "-"),

@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Request, Response
 
 from manylora.engine.text.processor import TextProcessor
-from manylora.platform.api.admission import admit
+from manylora.platform.api.admission import Asked, admit
 from manylora.platform.api.auth import InferCaller, services_of
 from manylora.platform.api.bodies import CompletionBody, Prompt
 from manylora.platform.api.body import json_body
@@ -27,16 +27,15 @@ async def create_completion(
 ) -> Response:
     """Continue a prompt."""
     text = services_of(http).text
-    generation = await admit(
-        http,
-        caller,
-        body,
+    asked = Asked(
         endpoint="completions",
+        body=body,
         prompt_field="prompt",
         tokenise=lambda: _prompt_ids(text, body.prompt),
         token_limit=body.max_tokens,
         default_limit=DEFAULT_MAX_TOKENS,
     )
+    generation = await admit(http, caller, asked)
     include_usage = bool(body.stream_options and body.stream_options.include_usage)
     shape = CompletionShape(
         id=new_id("cmpl").replace("_", "-"),

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import orjson
 from fastapi import Request, Response
 from fastapi.responses import StreamingResponse
-from sqlalchemy.exc import OperationalError
+from starlette.types import Receive, Scope, Send
 
 from manylora.engine.api import RequestOutput
 from manylora.engine.errors import EngineError
@@ -36,7 +36,7 @@ async def answer(
     Nothing is sent before the first output exists, so that an error until then has its status.
 
     Raises:
-        EngineError, ClientGoneError: before the first byte of the answer.
+        EngineError, ClientGoneError, DatabaseUnavailableError: before the first byte of it.
     """
     headers = generation.route.headers
     if not stream:
@@ -44,8 +44,24 @@ async def answer(
         return JsonAnswer(body, headers=headers)
     first = await unless_client_goes(http, generation.next(), generation)
     events = _events(generation, shape, first, include_usage)
-    headers |= {"cache-control": "no-cache", "x-accel-buffering": "no"}
-    return StreamingResponse(events, headers=headers, media_type="text/event-stream")
+    return _Stream(generation, events, headers)
+
+
+class _Stream(StreamingResponse):
+    """Server-sent events that settle their generation however they end, even before they begin."""
+
+    def __init__(
+        self, generation: Generation, events: AsyncIterator[bytes], headers: dict[str, str]
+    ) -> None:
+        headers = headers | {"cache-control": "no-cache", "x-accel-buffering": "no"}
+        super().__init__(events, headers=headers, media_type="text/event-stream")
+        self._generation = generation
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            await self._generation.settle("client_abort")  # unless it was settled before
 
 
 async def unless_client_goes(
@@ -80,8 +96,7 @@ async def _whole(generation: Generation, shape: Shape) -> dict[str, Any]:
         text += output.text
         if output.finish_reason is not None:
             break
-    generation.count_delivered()
-    await generation.settle("ok")
+    await _complete(generation)
     return shape.whole(text, output)
 
 
@@ -98,19 +113,25 @@ async def _events(
             if output.finish_reason is not None:
                 break
             output = await generation.next()
-        generation.count_delivered()
-        await generation.settle("ok")
+        await _complete(generation)
         yield _event(shape.closing(output))
         if include_usage:
             yield _event(shape.usage(output))
         yield _DONE
-    except EngineError as error:
+    except (EngineError, DatabaseUnavailableError) as error:
         await generation.settle("engine_error")
         yield _event(envelope(error))  # and no [DONE]: the SDKs raise
-    except OperationalError:
-        yield _event(envelope(DatabaseUnavailableError("the database does not answer")))
-    finally:
-        await generation.settle("client_abort")  # unless it was settled above
+
+
+async def _complete(generation: Generation) -> None:
+    """All of the answer exists; it is complete with its usage row.
+
+    Raises:
+        DatabaseUnavailableError
+    """
+    generation.count_delivered()
+    if not await generation.settle("ok"):
+        raise DatabaseUnavailableError("the database does not answer")
 
 
 async def _abort(working: asyncio.Future[Any], generation: Generation) -> None:

@@ -42,7 +42,7 @@ async def show(request: Request, adapter_id: str) -> Response:
 def point_alias(request: Request, adapter_id: str, form: Posted) -> RedirectResponse:
     """Move an alias to a version; `expected_version` refuses when it moved meanwhile."""
     with services_of(request).db.write() as session:
-        view = existing_adapter(session, adapter_id)
+        view = _existing_adapter(session, adapter_id)
         move_alias(
             session,
             view,
@@ -56,13 +56,11 @@ def point_alias(request: Request, adapter_id: str, form: Posted) -> RedirectResp
 @router.post("/admin/adapters/{adapter_id}/delete")
 async def delete(request: Request, adapter_id: str, form: Posted) -> Response:
     """Delete an adapter whose name was typed in."""
-    services = services_of(request)
-    with services.db.read() as session:
-        view = existing_adapter(session, adapter_id)
+    view = await run_in_threadpool(read_adapter, request, adapter_id)
     if form.text("confirm") != view.adapter.name:
         form.errors["confirm"] = f"Type {view.adapter.name} to delete it."
         return await adapter_page(request, adapter_id, {"delete_form": form}, status=422)
-    await services.adapters.delete(view)
+    await services_of(request).adapters.delete(view.adapter.id)
     return to_page("/admin/adapters", "adapter-deleted")
 
 
@@ -88,12 +86,17 @@ async def adapter_page(
     return render(request, "adapter.html", defaults | shown | dict(values or {}), status=status)
 
 
-def existing_adapter(session: Session, adapter_id: str) -> AdapterView:
+def read_adapter(request: Request, adapter_id: str) -> AdapterView:
     """The adapter of this id.
 
     Raises:
         NotFoundError
     """
+    with services_of(request).db.read() as session:
+        return _existing_adapter(session, adapter_id)
+
+
+def _existing_adapter(session: Session, adapter_id: str) -> AdapterView:
     view = find_adapter(session, adapter_id)
     if view is None:
         raise NotFoundError("There is no such adapter.")
@@ -107,7 +110,7 @@ def _all(database: Database) -> list[AdapterView]:
 
 def _adapter_values(database: Database, adapter_id: str) -> dict[str, object]:
     with database.read() as session:
-        view = existing_adapter(session, adapter_id)
+        view = _existing_adapter(session, adapter_id)
         tenant_id, name = view.tenant.id, view.adapter.name
         return {
             "view": view,

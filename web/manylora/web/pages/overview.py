@@ -55,5 +55,5 @@ def _figures(database: Database, engine: EngineView) -> Figures:
             totals(session),
             tokens_by_hour(session),
             recent(session, limit=RECENT_REQUESTS),
-            names_of(session, engine.residency),
+            names_of(session, engine.slots),
         )

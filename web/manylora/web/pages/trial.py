@@ -6,8 +6,9 @@ and leaves no usage row.
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
@@ -19,18 +20,22 @@ from manylora.engine.client import EngineClient
 from manylora.engine.errors import EngineError
 from manylora.platform.adapters import AdapterView
 from manylora.platform.api.auth import services_of
+from manylora.platform.api.streaming import ClientGoneError
 from manylora.platform.errors import InvalidInputError, NotFoundError, envelope, meaning_of
 from manylora.platform.ids import new_id
 from manylora.platform.models import AdapterVersion
 from manylora.web.forms import Form, Posted
 from manylora.web.page_route import PageRoute
-from manylora.web.pages.adapters import adapter_page, existing_adapter
+from manylora.web.pages.adapters import adapter_page, read_adapter
 from manylora.web.templating import is_fragment, render
 
 router = APIRouter(route_class=PageRoute)
 
 MAX_PROMPT_CHARS = 4000
 MAX_TOKENS = 96
+WATCH_SECONDS = 0.5
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +54,9 @@ class Answer:
 @router.post("/admin/adapters/{adapter_id}/try")
 async def try_it(request: Request, adapter_id: str, form: Posted) -> Response:
     """Answer a prompt; the answers come beside the form, or as a fragment for htmx."""
-    view = await run_in_threadpool(_adapter, request, adapter_id)
+    view = await run_in_threadpool(read_adapter, request, adapter_id)
     try:
-        answers = await _answers(request, view, form)
+        answers = await _unless_browser_goes(request, _answers(request, view, form))
     except (InvalidInputError, EngineError) as error:
         status = meaning_of(error).status
         form.errors["prompt"] = envelope(error)["error"]["message"]
@@ -59,9 +64,18 @@ async def try_it(request: Request, adapter_id: str, form: Posted) -> Response:
     return await _reply(request, view, form, answers)
 
 
-def _adapter(request: Request, adapter_id: str) -> AdapterView:
-    with services_of(request).db.read() as session:
-        return existing_adapter(session, adapter_id)
+async def _unless_browser_goes(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """The work's result; it is cancelled, and so its requests aborted, when nobody waits."""
+    working = asyncio.ensure_future(work)
+    try:
+        while not working.done():
+            if await request.is_disconnected():
+                raise ClientGoneError
+            await asyncio.wait((working,), timeout=WATCH_SECONDS)
+        return working.result()
+    finally:
+        working.cancel()
+        await asyncio.wait((working,))
 
 
 async def _answers(request: Request, view: AdapterView, form: Form) -> Sequence[Answer]:

@@ -1,16 +1,16 @@
 """`/admin/adapters/upload`: an adapter's files from the browser."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from starlette.concurrency import run_in_threadpool
-from starlette.datastructures import UploadFile
+from starlette.datastructures import FormData, UploadFile
 
 from manylora.platform.adapters import Upload
+from manylora.platform.api.adapters import upload_form
 from manylora.platform.api.auth import services_of
-from manylora.platform.api.body import read_form
 from manylora.platform.db import Database
 from manylora.platform.errors import (
     AdapterRefusedError,
@@ -18,9 +18,10 @@ from manylora.platform.errors import (
     PlatformError,
     UnsupportedMediaTypeError,
     meaning_of,
+    retry_headers,
 )
 from manylora.platform.models import Tenant
-from manylora.platform.storage import OPTIONAL_FILES, REQUIRED_FILES
+from manylora.platform.storage import IGNORED_FILES, REQUIRED_FILES
 from manylora.platform.tenants import find_tenant, list_tenants
 from manylora.web.forms import Form
 from manylora.web.notices import to_page
@@ -30,7 +31,6 @@ from manylora.web.templating import is_fragment, render
 router = APIRouter(route_class=PageRoute)
 
 UPLOAD_PATH = "/admin/adapters/upload"
-FORM_OVERHEAD_BYTES = 1 << 20  # boundaries, part headers and the small fields
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,16 +52,23 @@ async def receive(request: Request) -> Response:
     """Check and keep the files; a refusal comes back with every reason."""
     form = Form()
     try:
-        posting = await _read(request)
-        form = posting.form
-        upload = await _keep(request, posting)
+        async with upload_form(request) as posted:
+            posting = _posting(posted)
+            form = posting.form
+            upload = await _keep(request, posting)
     except UnsupportedMediaTypeError:
         raise
     except PlatformError as error:
         reasons = error.reasons if isinstance(error, AdapterRefusedError) else []
         # A field at fault is 422 in a form, whatever the API calls it.
         status = 422 if isinstance(error, InvalidInputError) else meaning_of(error).status
-        return await _page(request, form.refused(error), reasons=reasons, status=status)
+        return await _page(
+            request,
+            form.refused(error),
+            reasons=reasons,
+            status=status,
+            headers=retry_headers(error),
+        )
     notice = "adapter-uploaded" if upload.created else "adapter-known"
     response = to_page(f"/admin/adapters/{upload.adapter.id}", notice)
     if is_fragment(request):
@@ -91,9 +98,7 @@ def _tenant_of(database: Database, form: Form) -> Tenant:
     return tenant
 
 
-async def _read(request: Request) -> Posting:
-    limit = services_of(request).settings.max_upload_bytes + FORM_OVERHEAD_BYTES
-    posted = await read_form(request, max_bytes=limit)
+def _posting(posted: FormData) -> Posting:
     values: dict[str, list[str]] = {}
     files = []
     for name, value in posted.multi_items():
@@ -105,7 +110,12 @@ async def _read(request: Request) -> Posting:
 
 
 async def _page(
-    request: Request, form: Form, *, reasons: Sequence[str] = (), status: int = 200
+    request: Request,
+    form: Form,
+    *,
+    reasons: Sequence[str] = (),
+    status: int = 200,
+    headers: Mapping[str, str] | None = None,
 ) -> Response:
     services = services_of(request)
     values = {
@@ -116,10 +126,10 @@ async def _page(
         "max_bytes": services.settings.max_upload_bytes,
         "max_rank": services.settings.engine_config().max_lora_rank,
         "required": REQUIRED_FILES,
-        "optional": OPTIONAL_FILES,
+        "ignored": IGNORED_FILES,
     }
     template = "_upload_form.html" if is_fragment(request) else "upload.html"
-    return render(request, template, values, status=status)
+    return render(request, template, values, status=status, headers=headers)
 
 
 def _tenants(database: Database) -> list[Tenant]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 import structlog
 
-from manylora.platform.logs import configure_logs
+from manylora.engine.logs import configure_logs
 
 
 @pytest.fixture(autouse=True)
