@@ -39,6 +39,7 @@ app.add_typer(people, name="operator", help="The people who sign in to /admin.")
 ACCEPTED, REFUSED, USAGE_ERROR = 0, 1, 2
 READY_POLL_SECONDS = 0.1
 GRACE_SECONDS = 10  # for requests in flight when the server is told to stop
+CANCEL_SECONDS = 10  # for what those that took longer have still to do
 
 
 def main() -> None:
@@ -123,7 +124,7 @@ async def _until_told_to_stop(server: "uvicorn.Server") -> None:
     _on_signals(lambda: None)
     await server.serve()
     if server.server_state.tasks:  # it cancels what outlasts its patience, and does not wait
-        await asyncio.wait(server.server_state.tasks, timeout=GRACE_SECONDS)
+        await asyncio.wait(server.server_state.tasks, timeout=CANCEL_SECONDS)
     await all_settled()
 
 

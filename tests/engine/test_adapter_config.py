@@ -175,3 +175,57 @@ def test_any_json_is_taken_or_refused_with_reasons(tmp_path: Path, changes: dict
     else:
         assert settings.rank(PATH) >= 1
         assert settings.scale(PATH) > 0
+
+
+@pytest.mark.parametrize(
+    ("targets", "named"),
+    [
+        (["q_proj"], True),
+        (["self_attn.q_proj", "k_proj"], True),
+        ([PATH], True),
+        (["k_proj"], False),
+        (["proj"], False),
+        (["attn.q_proj"], False),
+        ("all-linear", True),
+        (r".*q_proj", True),
+        (r"q_proj", False),
+        (None, True),
+    ],
+    ids=str,
+)
+def test_target_modules_name_a_module_as_they_do_to_peft(
+    tmp_path: Path, targets: object, named: bool
+) -> None:
+    assert read(tmp_path, config(target_modules=targets)).targets(PATH) is named
+
+
+@pytest.mark.parametrize(
+    ("targets", "said"),
+    [
+        ([], "target_modules is empty"),
+        (["q_proj"] * 2000, "target_modules has 2000 entries"),
+        ([1], "target_modules is neither"),
+        ({"q_proj": 1}, "target_modules is neither"),
+        ("(", "target_modules is not a regular expression"),
+    ],
+    ids=lambda value: str(value)[:20],
+)
+def test_target_modules_of_another_kind_are_refused(
+    tmp_path: Path, targets: object, said: str
+) -> None:
+    assert said in reasons(tmp_path, config(target_modules=targets))[0]
+
+
+def test_an_alpha_that_no_number_format_holds_is_refused(tmp_path: Path) -> None:
+    assert "lora_alpha" in reasons(tmp_path, config(lora_alpha=1e308))[0]
+    assert "alpha_pattern" in reasons(tmp_path, config(alpha_pattern={"q_proj": 1e30}))[0]
+
+
+def test_reasons_stay_short_whatever_stands_in_the_file(tmp_path: Path) -> None:
+    hostile = {f"unknown_{i}_{'x' * 9000}": True for i in range(50)}
+
+    found = reasons(tmp_path, config(**hostile))
+
+    assert len(found) == 21
+    assert found[-1] == "and 30 more"
+    assert max(map(len, found)) < 320

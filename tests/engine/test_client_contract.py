@@ -26,6 +26,7 @@ from manylora.engine.errors import (
 from manylora.engine.local import LocalEngine
 from manylora.engine.models.config import DecoderConfig
 from manylora.engine.remote import RemoteEngine
+from manylora.kernels import ref as _ref  # noqa: F401 -- sets oneMKL's mode before its first call
 from support.clients import (
     collect,
     engine_config,
@@ -320,6 +321,9 @@ async def test_unloading_does_not_disturb_a_request_that_runs(
     seen += [output async for output in outputs]
 
     assert sum((o.token_ids for o in seen), ()) == expected.token_ids
+    stats = await engine.stats()
+    assert digest not in stats.host_digests
+    assert all(slot.digest != digest for slot in stats.slots)
 
 
 async def test_loading_what_is_not_there_or_damaged_says_so(engine: EngineClient) -> None:

@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.engine import largest_error, make_llm, prompt_logits, relative_l2
-from support.oracle import load_oracle, oracle_greedy, oracle_logits
-from support.real_model import demo_model_folder
 
 from manylora.engine import LLM, SamplingParams
 from manylora.engine.api import AdapterInfo
+from support.engine import largest_error, make_llm, prompt_logits, relative_l2
+from support.oracle import load_oracle, oracle_greedy, oracle_logits
+from support.real_model import demo_model_folder
 
 pytestmark = pytest.mark.real_model
 

@@ -209,3 +209,12 @@ def test_the_library_and_we_agree_that_the_good_header_is_good(tmp_path: Path) -
 
     with safe_open(path, framework="pt") as file:
         assert set(file.keys()) == set(tensors(path)) == {"a", "b"}
+
+
+@pytest.mark.parametrize("metadata", [{"x": 1}, {"x": None}, [], "text", 1], ids=repr)
+def test_metadata_of_another_kind_than_the_formats_is_refused(
+    tmp_path: Path, metadata: object
+) -> None:
+    header = {"__metadata__": metadata, "a": entry()}
+
+    assert "__metadata__" in reason(write(tmp_path / "a.safetensors", header, bytes(8)))

@@ -102,3 +102,12 @@ def test_an_engine_option_out_of_its_range_is_named(options: dict[str, Any]) -> 
         EngineConfig(**options)
 
     assert caught.value.param == next(iter(options))
+
+
+@pytest.mark.parametrize("name", ["max_tokens", "top_k", "seed", "logprobs"])
+@pytest.mark.parametrize("value", [8.5, 8.0, "8", True], ids=repr)
+def test_a_count_that_is_no_whole_number_is_named(name: str, value: Any) -> None:
+    with pytest.raises(InvalidRequestError, match=name) as caught:
+        SamplingParams(**{name: value})
+
+    assert caught.value.param == name

@@ -84,3 +84,12 @@ def test_a_held_slot_never_changes(num_slots: int, moves: list[tuple[str, bool]]
     for slot, _ in held:
         slots.release(slot)
     assert all(slots.holds(slot) == 0 for slot in range(num_slots))
+
+
+def test_an_adapter_is_used_until_its_last_sequence_lets_go() -> None:
+    slots = AdapterSlots(2)
+    long, short = hold(slots, "long"), hold(slots, "short")
+    slots.release(short)
+    slots.release(long)
+
+    assert hold(slots, "new") == short

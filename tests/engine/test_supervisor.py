@@ -20,6 +20,7 @@ from manylora.engine.errors import EngineUnavailableError
 from manylora.engine.models.config import DecoderConfig
 from manylora.engine.supervisor import SupervisedEngine
 from support.clients import (
+    PATIENCE_SECONDS,
     collect,
     engine_config,
     request,
@@ -91,7 +92,10 @@ async def test_a_killed_engine_fails_what_runs_at_once_and_comes_back_with_its_a
     assert not is_alive(last_pid)
 
 
-async def test_a_hanging_engine_is_killed_and_replaced(tiny_model: Path, tmp_path: Path) -> None:
+async def test_a_hanging_engine_is_killed_and_replaced(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "END_SECONDS", 0.5)
     async with supervised(engine_config(tiny_model), tmp_path, hang_seconds=2.5) as engine:
         await until_ready(engine)
         outputs, pid = await running(engine), engine.pid
@@ -110,7 +114,7 @@ async def test_an_engine_that_is_busy_is_not_taken_for_a_hanging_one(
 ) -> None:
     async with supervised(engine_config(tiny_model), tmp_path, hang_seconds=2.5) as engine:
         await until_ready(engine)
-        until_when = time.monotonic() + 4
+        until_when = time.monotonic() + 3
 
         while time.monotonic() < until_when:
             await asyncio.gather(*(collect(engine, request(f"r{i}")) for i in range(4)))
@@ -118,12 +122,15 @@ async def test_an_engine_that_is_busy_is_not_taken_for_a_hanging_one(
         assert engine.num_restarts == 0
 
 
-async def test_a_model_that_does_not_load_is_tried_again(tmp_path: Path) -> None:
+async def test_a_model_that_can_never_load_is_not_tried_for_ever(tmp_path: Path) -> None:
     async with supervised(engine_config(tmp_path / "no model"), tmp_path / "run") as engine:
-        await until(lambda: engine.num_restarts >= 1)
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            await engine.wait_ended()
 
-        with pytest.raises(EngineUnavailableError, match="starting"):
+        with pytest.raises(EngineUnavailableError, match="cannot start"):
             await engine.info()
+        assert engine.num_restarts == 0
+        assert engine.pid is None
 
 
 async def test_a_process_that_does_not_start_is_tried_again(

@@ -1,7 +1,8 @@
 """The revisions make the tables that the models describe, on both databases."""
 
+import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -9,10 +10,15 @@ from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 from sqlalchemy import inspect, text
+from sqlalchemy.exc import IntegrityError
 
+from manylora.platform import migrate
 from manylora.platform.db import Database, sqlite_url
+from manylora.platform.errors import DatabaseError
+from manylora.platform.keys import issue_key, list_keys
 from manylora.platform.migrate import SchemaAheadError, current, migration_config, upgrade
 from manylora.platform.models import Base
+from manylora.platform.tenants import create_tenant, find_tenant
 from support.postgres import fresh_database, postgres_server
 
 __all__ = ["postgres_server"]
@@ -87,6 +93,62 @@ def test_a_newer_schema_is_refused_and_left_alone(database: Database) -> None:
         upgrade(database)
 
     assert current(database) == "9999_future"
+
+
+@pytest.fixture
+def add_revision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Puts one more revision after ours."""
+    scripts = tmp_path / "scripts"
+    shutil.copytree(migrate._scripts(), scripts)
+    monkeypatch.setattr(migrate, "_scripts", lambda: scripts)
+
+    def add(body: str) -> None:
+        head = 'revision = "0002_next"\ndown_revision = "0001_foundation"\n'
+        lines = f"import sqlalchemy as sa\nfrom alembic import op\n{head}def upgrade():\n{body}"
+        (scripts / "versions" / "0002_next.py").write_text(lines)
+
+    return add
+
+
+def with_a_key(database: Database) -> None:
+    """A tenant, and a row that refers to it."""
+    upgrade(database)
+    with database.write() as session:
+        tenant = create_tenant(session, slug="acme")
+        issue_key(session, tenant.id, name="a")
+
+
+def test_a_revision_may_make_a_table_anew_that_rows_refer_to(
+    database: Database, add_revision: Callable[[str], None]
+) -> None:
+    with_a_key(database)
+    add_revision(
+        '    with op.batch_alter_table("tenants", recreate="auto") as table:\n'
+        '        table.alter_column("name", type_=sa.String(100), existing_type=sa.String(200))\n'
+    )
+
+    upgrade(database)
+
+    assert current(database) == "0002_next"
+    with database.read() as session:
+        [key] = list_keys(session)
+        assert find_tenant(session, key.tenant_id) is not None
+    with pytest.raises(IntegrityError), database.write() as session:
+        session.execute(text("DELETE FROM tenants"))  # references hold again
+
+
+def test_a_revision_that_breaks_a_reference_changes_nothing(
+    database: Database, add_revision: Callable[[str], None]
+) -> None:
+    with_a_key(database)
+    add_revision('    op.execute("DELETE FROM tenants")\n')
+
+    with pytest.raises((DatabaseError, IntegrityError)):
+        upgrade(database)
+
+    assert current(database) == "0001_foundation"
+    with database.read() as session:
+        assert find_tenant(session, "acme") is not None
 
 
 def test_several_starters_at_once_all_find_the_schema(url: str) -> None:

@@ -1,6 +1,9 @@
 """Bodies are read strictly: what two parsers could understand differently is refused."""
 
+import inspect
 import json
+import threading
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import anyio
@@ -8,10 +11,19 @@ import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from openai.resources.chat.completions import Completions as ChatCompletions
+from openai.resources.completions import Completions
+from pydantic import ValidationError
 
 from manylora.platform.api import body
-from manylora.platform.api.bodies import ASKS_FOR_NOTHING, ChatBody, CompletionBody
-from manylora.platform.api.body import MAX_JSON_BYTES, MAX_JSON_DEPTH, checked, parse_json
+from manylora.platform.api.bodies import ASKS_FOR_NOTHING, ChatBody, CompletionBody, SamplingBody
+from manylora.platform.api.body import (
+    MAX_JSON_BYTES,
+    MAX_JSON_DEPTH,
+    MAX_JSON_MEMBERS,
+    checked,
+    parse_json,
+)
 from manylora.platform.errors import InvalidInputError
 from support.app import TestBed
 
@@ -93,6 +105,12 @@ def test_the_deepest_that_is_allowed_is_read() -> None:
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0]"),
         ({"temprature": 0}, "temprature"),
         ({"chat_template": "{{ 7*7 }}"}, "chat_template"),
+        ({"stream": True, "stream_options": {"continuous_usage_stats": True}}, "stream_options"),
+        ({"messages": [*HI, HI[0] | {"tool_calls": [{"id": "x"}]}]}, "messages[1].tool_calls"),
+        ({"messages": [HI[0] | {"refusal": "no"}]}, "messages[0].refusal"),
+        ({"messages": [HI[0] | {"colour": "red"}]}, "messages[0].colour"),
+        ({"messages": HI * 10_001}, "messages"),
+        ({"priority": 1}, "priority"),
         ({"n": 2}, "n"),
         ({"n": True}, "n"),
         ({"tools": []}, "tools"),
@@ -114,6 +132,64 @@ def test_what_asks_for_nothing_is_accepted_and_null_too() -> None:
     for name, values in ASKS_FOR_NOTHING.items():
         for value in (None, *values):
             assert checked(ChatBody, {"messages": HI, name: value}) == plain
+
+
+@pytest.mark.parametrize(
+    ("create", "model", "body"),
+    [
+        (ChatCompletions.create, ChatBody, {"messages": HI}),
+        (Completions.create, CompletionBody, {"prompt": "x"}),
+    ],
+)
+def test_every_field_of_the_sdk_may_be_null(
+    create: Callable[..., Any], model: type[SamplingBody], body: dict[str, Any]
+) -> None:
+    of_the_client = {"self", "extra_headers", "extra_query", "extra_body", "timeout"}
+    fields = inspect.signature(create).parameters.keys() - of_the_client
+    plain = checked(model, body)
+
+    assert len(fields) > 10
+    for name in fields - body.keys():
+        assert checked(model, body | {name: None}) == plain
+
+
+def test_an_answer_is_a_message_as_the_sdk_sends_it_back() -> None:
+    answer = {"role": "assistant", "content": "hi", "refusal": None, "annotations": []}
+    more = {"audio": None, "function_call": None, "tool_calls": None, "tool_call_id": None}
+
+    for message in (answer, answer | more, answer | {"tool_calls": [], "name": None}):
+        assert checked(ChatBody, {"messages": [message, *HI]}).messages[0].content == "hi"
+
+
+FLOODS: list[tuple[type[SamplingBody], dict[str, Any]]] = [
+    (CompletionBody, {"prompt": [[]] * 100_000}),
+    (CompletionBody, {"prompt": [""] * 100_000}),
+    (CompletionBody, {"prompt": [[""] * 100_000]}),
+    (CompletionBody, {"prompt": [0] * 300_000}),
+    (CompletionBody, {"prompt": "x", "stop": [1] * 100_000}),
+    (CompletionBody, {"prompt": "x", "stop_token_ids": [""] * 100_000}),
+    (ChatBody, {"messages": [{}] * 100_000}),
+    (ChatBody, {"messages": [{"role": "user", "content": [[]] * 100_000}]}),
+]
+
+
+@pytest.mark.parametrize(("model", "value"), FLOODS)
+def test_no_flood_of_faults_is_gathered(model: type[SamplingBody], value: dict[str, Any]) -> None:
+    """Each takes its time, and pydantic lets nobody else run meanwhile."""
+    with pytest.raises(InvalidInputError) as caught:
+        checked(model, value)
+
+    fault = caught.value.__cause__
+    assert isinstance(fault, ValidationError)
+    assert fault.error_count() < 40
+
+
+def test_an_object_of_very_many_members_is_refused() -> None:
+    members = ",".join(f'"{number}":0' for number in range(MAX_JSON_MEMBERS))
+
+    assert len(parse_json(f"{{{members}}}".encode())) == MAX_JSON_MEMBERS
+    with pytest.raises(InvalidInputError, match="members"):
+        parse_json(f'{{{members},"x":0}}'.encode())
 
 
 @pytest.mark.parametrize(
@@ -166,17 +242,53 @@ def test_a_body_too_long_is_refused_by_its_stated_or_its_true_length(bed: TestBe
     assert post(bed, endless()).status_code == 413
 
 
+def test_a_long_body_is_checked_off_the_event_loop(
+    bed: TestBed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[threading.Thread] = []
+
+    def noted(raw: bytes) -> Any:
+        threads.append(threading.current_thread())
+        return parse_json(raw)
+
+    monkeypatch.setattr(body, "parse_json", noted)
+
+    answer = post(bed, json.dumps({"messages": [[]] * 400_000}).encode())
+
+    assert answer.status_code == 400
+    assert threads != []
+    assert threading.main_thread() not in threads
+
+
+async def pieces(*given: bytes, pause: float) -> AsyncIterator[bytes]:
+    for piece in given:
+        yield piece
+        await anyio.sleep(pause)
+
+
 def test_a_body_that_stalls_is_given_up(bed: TestBed, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(body, "CHUNKED_TIMEOUT_SECONDS", 0.1)
+    monkeypatch.setattr(body, "CHUNKED_IDLE_SECONDS", 0.1)
 
-    async def stalling() -> Any:
-        yield b"{"
-        await anyio.sleep(30)
-
-    answer = post(bed, stalling())
+    answer = post(bed, pieces(b"{", pause=30))
 
     assert answer.status_code == 408
     assert answer.json()["error"]["code"] == "request_timeout"
+
+
+def test_a_body_that_trickles_is_given_up(bed: TestBed, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(body, "BODY_SECONDS", 0.2)
+
+    assert post(bed, pieces(*[b" "] * 20, pause=0.05)).status_code == 408
+
+
+def test_a_large_body_may_take_its_time(bed: TestBed, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(body, "BODY_SECONDS", 0.2)
+    monkeypatch.setattr(body, "SLOWEST_BYTES_PER_SECOND", 10_000)
+    raw = json.dumps({"model": "pirate", "messages": HI}).encode()
+
+    answer = post(bed, pieces(*[b" " * 1000] * 8, raw, pause=0.05))
+
+    assert answer.status_code == 200
 
 
 def test_a_value_is_never_echoed(bed: TestBed) -> None:

@@ -17,6 +17,7 @@ from manylora.engine.errors import (
     EngineUnavailableError,
     RequestFailedError,
 )
+from manylora.platform import generation
 from manylora.platform.db import Database
 from manylora.platform.models import UsageRecord
 from support.app import TestBed, listening
@@ -206,6 +207,7 @@ def test_without_its_usage_row_no_answer_is_complete(
         raise OperationalError("INSERT", {}, Exception("the disk is gone"))
 
     ask(bed)  # its key is fresh now, so that nothing but the usage row is written
+    monkeypatch.setattr(generation, "_RETRY_SECONDS", ())
     monkeypatch.setattr(Database, "write", down)
 
     answer = ask(bed, stream=stream)
@@ -236,6 +238,18 @@ def test_the_openai_client_lists_chats_and_streams(bed: TestBed, client: OpenAI)
     assert names == ["tiny", "pirate", "pirate@live", "support", "support@live"]
     assert whole.choices[0].message.content == "".join(pieces)
     assert whole._request_id is not None
+
+
+def test_the_openai_client_chats_for_two_turns(bed: TestBed, client: OpenAI) -> None:
+    messages: list[Any] = list(HI)
+    first = client.chat.completions.create(model="support", messages=messages)
+    messages += [first.choices[0].message, {"role": "user", "content": "more"}]
+
+    client.chat.completions.create(model="support", messages=messages)
+
+    prompt = bed.services.text.decode(bed.engine.requests[1].prompt_token_ids)
+    said = first.choices[0].message.content
+    assert prompt == f"<user>hi<assistant>{said}<user>more<assistant>"
 
 
 def test_the_openai_client_raises_its_own_errors(bed: TestBed, client: OpenAI) -> None:

@@ -8,6 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from manylora.platform.db import open_database
+from manylora.platform.demo import OPERATOR_EMAIL, first_operator
+from manylora.platform.operators import sign_in
+
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
@@ -85,6 +89,53 @@ def test_a_usage_error_exits_2_in_a_few_words(arguments: list[str], tmp_path: Pa
     assert found.stdout == ""
     assert found.stderr
     assert "Traceback" not in found.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["serve", "--database-url", "nonsense"], "database_url"),
+        (["serve", "--database-url", "postgresql://127.0.0.1:1/x"], "127.0.0.1:1/x does not"),
+        (["serve", "--data-dir", "/proc/nowhere"], "data_dir"),
+        (["serve", "--data-dir", "/dev/null"], "data_dir"),
+        (["db", "upgrade", "--database-url", "postgresql://127.0.0.1:1/x"], "127.0.0.1:1/x does"),
+        (["db", "upgrade", "--data-dir", "/proc/nowhere"], "data_dir"),
+        (["db", "current", "--data-dir", "/nowhere"], "/nowhere/manylora.db"),
+        (["operator", "reset-password", "a@b", "--data-dir", "/nowhere"], "/nowhere/manylora.db"),
+    ],
+)
+def test_a_place_that_cannot_be_used_is_told_in_one_line(
+    arguments: list[str], says: str, tmp_path: Path
+) -> None:
+    found = run(*arguments, MANYLORA_DATA_DIR=str(tmp_path))
+
+    assert found.returncode == 2
+    assert found.stdout == ""
+    [line] = found.stderr.splitlines()
+    assert says in line
+
+
+def test_what_is_made_is_for_its_owner_alone(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+
+    run("db", "upgrade", "--data-dir", data)
+
+    for path in (data, *data.iterdir()):
+        assert path.stat().st_mode & 0o077 == 0, path
+
+
+def test_an_operators_password_is_reset(tmp_path: Path) -> None:
+    environment = {"MANYLORA_DATA_DIR": str(tmp_path)}
+    run("db", "upgrade", **environment)
+    with open_database(f"sqlite:///{tmp_path}/manylora.db") as database:
+        first_operator(database)
+
+        nobody = run("operator", "reset-password", "nobody@localhost", **environment)
+        found = run("operator", "reset-password", OPERATOR_EMAIL, **environment)
+
+        assert sign_in(database, email=OPERATOR_EMAIL, password=found.stdout.strip())
+    assert (nobody.returncode, nobody.stdout) == (2, "")
+    assert "no operator" in nobody.stderr
 
 
 def test_every_setting_is_an_option_but_the_secret_ones(tmp_path: Path) -> None:

@@ -77,9 +77,7 @@ def test_an_error_does_not_tell_what_was_to_be_written(db: Database) -> None:
         create_operator(session, email="ada@example.org", password="correct horse battery")
 
     with pytest.raises(IntegrityError) as caught, db.write() as session:
-        session.add(
-            User(id="usr_1", email="ada@example.org", password_hash="SECRET", created_at=0)
-        )
+        session.add(User(id="usr_1", email="ada@example.org", password_hash="SECRET", created_at=0))
 
     assert "SECRET" not in str(caught.value)
 
@@ -88,7 +86,7 @@ def test_an_error_does_not_tell_what_was_to_be_written(db: Database) -> None:
     "url", ["nonsense", "", "mysql://x/y", "postgresql://h:port/x", "postgresql+asyncpg://x/y"]
 )
 def test_what_is_no_url_of_ours_is_refused(url: str) -> None:
-    with pytest.raises(DatabaseError, match="^database_url"):
+    with pytest.raises(DatabaseError, match=r"^database_url"):
         Database(url)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from urllib.parse import urlsplit
 
 import pytest
+from fastapi.responses import StreamingResponse
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
@@ -84,6 +85,24 @@ def test_in_the_middle_of_a_stream(bed: TestBed, base: str) -> None:
     eventually(lambda: rows(bed))
     [row] = rows(bed)
     assert (row.status, row.completion_tokens, row.delivered_tokens) == ("client_abort", 2, 2)
+
+
+def test_before_a_stream_that_was_about_to_begin(
+    bed: TestBed, base: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its generator never runs, so that it cannot settle anything."""
+
+    async def never_begins(*_: object) -> None:
+        raise ConnectionResetError
+
+    monkeypatch.setattr(StreamingResponse, "__call__", never_begins)
+
+    with send(bed, base, stream=True):
+        eventually(lambda: rows(bed))
+
+    [row] = rows(bed)
+    assert (row.status, row.completion_tokens, row.delivered_tokens) == ("client_abort", 1, 0)
+    assert bed.engine.aborted
 
 
 def test_while_a_whole_answer_is_being_made(bed: TestBed, base: str) -> None:

@@ -1,14 +1,22 @@
 """A generation lets go of the engine and writes its row once, whatever it is told."""
 
+import asyncio
+from collections.abc import AsyncIterator
+
 import anyio
 import pytest
+import structlog
+from anyio.to_thread import current_default_thread_limiter
 from sqlalchemy import select
+from sqlalchemy.exc import InterfaceError, OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.orm import Session
 
 from manylora.engine.api import FinishReason, Request, RequestOutput, SamplingParams
-from manylora.engine.errors import RequestFailedError
+from manylora.engine.errors import EngineUnavailableError, RequestFailedError
+from manylora.platform import generation as module
 from manylora.platform import usage
-from manylora.platform.generation import Generation
+from manylora.platform.generation import Generation, all_settled
 from manylora.platform.keys import list_keys
 from manylora.platform.models import UsageRecord
 from manylora.platform.routing import Route
@@ -78,6 +86,102 @@ def test_the_first_settlement_counts_and_later_ones_cost_nothing(
 
     assert rows(bed) == [("ok", 4, 0)]
     assert len(writes) == 1
+
+
+DOWN = [
+    OperationalError("INSERT", {}, Exception("the disk is gone")),
+    InterfaceError("INSERT", {}, Exception("the connection is closed")),
+    PoolTimeoutError("no connection in 30 s"),
+]
+
+
+@pytest.mark.parametrize("error", DOWN)
+def test_a_row_that_cannot_be_written_is_written_again(
+    bed: TestBed, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    failures = [error, error]
+    record = usage.record
+
+    def flaky(session: Session, row: usage.Usage) -> None:
+        record(session, row)
+        if failures:
+            raise failures.pop()
+
+    monkeypatch.setattr(usage, "record", flaky)
+    monkeypatch.setattr(module, "_RETRY_SECONDS", (0.0, 0.0))
+
+    assert anyio.run(finish, generation(bed)) is True
+    assert rows(bed) == [("ok", 4, 0)]
+
+
+@pytest.mark.parametrize("error", DOWN)
+def test_a_row_that_is_never_written_is_told_to_the_log(
+    bed: TestBed, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def down(_session: Session, _row: usage.Usage) -> None:
+        raise error
+
+    monkeypatch.setattr(usage, "record", down)
+    monkeypatch.setattr(module, "_RETRY_SECONDS", (0.0,))
+
+    with structlog.testing.capture_logs() as logs:
+        assert anyio.run(finish, generation(bed)) is False
+
+    lost = logs[-1]
+    assert (lost["event"], lost["log_level"]) == ("usage_lost", "error")
+    assert (lost["request_id"], lost["prompt_tokens"], lost["completion_tokens"]) == ("req_1", 2, 4)
+
+
+async def finish(running: Generation) -> bool:
+    while (await running.next()).finish_reason is None:
+        pass
+    return await running.settle("ok")
+
+
+def test_cancelling_who_settles_does_not_cancel_the_row(bed: TestBed) -> None:
+    """As at a shutdown, while all threads are busy and the write has not even begun."""
+
+    async def cancel() -> None:
+        running = generation(bed)
+        await running.next()
+        threads = current_default_thread_limiter()
+        busy = [object() for _ in range(int(threads.total_tokens))]
+        for borrower in busy:
+            threads.acquire_on_behalf_of_nowait(borrower)
+        settling = asyncio.create_task(running.settle("client_abort"))
+        await asyncio.sleep(0.05)
+
+        settling.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await settling
+        for borrower in busy:
+            threads.release_on_behalf_of(borrower)
+        await all_settled()
+
+    asyncio.run(cancel())
+
+    assert rows(bed) == [("client_abort", 1, 0)]
+
+
+def test_an_engine_that_is_gone_when_it_is_let_go_of_does_not_cost_the_row(
+    bed: TestBed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def breaks(_request: Request) -> AsyncIterator[RequestOutput]:
+        try:
+            yield RequestOutput(request_id="req_1", num_output_tokens=1)
+        finally:
+            raise EngineUnavailableError("the socket is broken")
+
+    monkeypatch.setattr(bed.engine, "generate", breaks)
+
+    async def leave() -> None:
+        running = generation(bed)
+        await running.next()
+        await running.settle("client_abort")
+
+    anyio.run(leave)
+
+    assert rows(bed) == [("client_abort", 1, 0)]
 
 
 def test_closing_alone_leaves_no_row(bed: TestBed) -> None:

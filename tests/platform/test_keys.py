@@ -12,7 +12,15 @@ from manylora.platform import keys
 from manylora.platform.db import Database
 from manylora.platform.errors import InvalidInputError
 from manylora.platform.ids import now_us
-from manylora.platform.keys import authenticate, is_well_formed, issue_key, list_keys, revoke_key
+from manylora.platform.keys import (
+    authenticate,
+    find_in_force,
+    is_well_formed,
+    issue_key,
+    list_keys,
+    revoke_key,
+)
+from manylora.platform.models import ApiKey, Tenant
 from manylora.platform.tenants import activate, create_tenant, suspend
 
 SHAPE = re.compile(r"ml_[0-9A-Za-z]{8}_[0-9A-Za-z]{49}")
@@ -49,7 +57,7 @@ def test_the_database_holds_nothing_to_sign_in_with(db: Database, tenant_id: str
 
 @given(st.integers(0, 60), st.sampled_from(string.digits + string.ascii_letters))
 def test_any_one_wrong_character_fails_the_checksum(position: int, letter: str) -> None:
-    _, secret = keys._new_secret()
+    secret = keys._new_secret()
     wrong = secret[:position] + letter + secret[position + 1 :]
 
     assert is_well_formed(wrong) == (wrong == secret)

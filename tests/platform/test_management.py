@@ -110,7 +110,7 @@ def test_a_suspended_tenant_is_refused_and_comes_back(bed: TestBed) -> None:
     call(bed, "PATCH", path, {"status": "active"})
 
     assert suspended.json()["status"] == "suspended"
-    assert refused.status_code == 401
+    assert refused.status_code == 403
     assert call(bed, "GET", "/v1/models", token=key).status_code == 200
 
 

@@ -2,11 +2,14 @@
 
 import json
 import os
+import re
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +17,12 @@ from typing import Any
 import httpx
 import pytest
 from openai import APIStatusError, OpenAI
+from sqlalchemy import select
 
+from manylora.platform.db import open_database
+from manylora.platform.demo import OPERATOR_EMAIL
+from manylora.platform.models import UsageRecord
+from manylora.platform.operators import sign_in
 from support.served import free_port
 from support.tiny_model import make_tiny_llama
 
@@ -27,8 +35,19 @@ PATIENCE_SECONDS = 90.0
 class Running:
     process: subprocess.Popen[bytes]
     base: str
-    run_dirs: Path
-    log: Path
+    folder: Path
+
+    @property
+    def run_dirs(self) -> Path:
+        return self.folder / "tmp"
+
+    @property
+    def data(self) -> Path:
+        return self.folder / "data"
+
+    @property
+    def log(self) -> Path:
+        return self.folder / "log"
 
     def operator(self, method: str, path: str, body: Any = None) -> Any:
         headers = {"authorization": f"Bearer {TOKEN}"}
@@ -57,12 +76,13 @@ def eventually(what: Callable[[], object]) -> None:
         time.sleep(0.05)
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    folder = tmp_path_factory.mktemp("serve")
+@contextmanager
+def running(
+    folder: Path, *program: str, wait: bool = True, port: int | None = None, **more: str
+) -> Iterator[Running]:
     run_dirs = folder / "tmp"
     run_dirs.mkdir()
-    port = free_port()
+    port = port or free_port()
     environment = {name: value for name, value in os.environ.items() if "MANYLORA" not in name}
     environment |= {
         "MANYLORA_MODEL": str(make_tiny_llama(folder / "tiny")),
@@ -73,24 +93,36 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
         "MANYLORA_NUM_KV_BLOCKS": "64",
         "MANYLORA_THREADS": "1",
         "TMPDIR": str(run_dirs),
-    }
+    } | more
     process = subprocess.Popen(
-        [sys.executable, "-m", "manylora", "serve"],
+        [sys.executable, *(program or ("-m", "manylora")), "serve"],
         env=environment,
         stdout=(folder / "log").open("wb"),
         stderr=subprocess.STDOUT,
+        start_new_session=True,
     )
-    running = Running(process, f"http://127.0.0.1:{port}", run_dirs, folder / "log")
+    server = Running(process, f"http://127.0.0.1:{port}", folder)
     try:
-        eventually(running.is_ready)
-        yield running
+        if wait:
+            eventually(server.is_ready)
+        yield server
     finally:
         process.kill()
         process.wait()
 
 
 @pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    with running(tmp_path_factory.mktemp("serve")) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
 def client(server: Running) -> OpenAI:
+    return client_of(server)
+
+
+def client_of(server: Running) -> OpenAI:
     server.operator("POST", "/tenants", {"slug": "acme"})
     key = server.operator("POST", "/tenants/acme/keys", {"name": "test"})["key"]
     return OpenAI(base_url=f"{server.base}/v1", api_key=key, max_retries=0)
@@ -138,12 +170,75 @@ def test_a_killed_engine_comes_back_by_itself(server: Running, client: OpenAI) -
     assert again.usage.completion_tokens == 1
 
 
-def test_told_to_stop_it_ends_both_processes_and_leaves_no_socket(server: Running) -> None:
-    engine = server.engine_pid()
-    assert engine is not None
+def rows_of(server: Running) -> list[dict[str, Any]]:
+    """The usage rows, with the server up or down."""
+    with (
+        open_database(f"sqlite:///{server.data}/manylora.db") as database,
+        database.read() as session,
+    ):
+        found = session.execute(select(UsageRecord.status, UsageRecord.completion_tokens))
+        return [dict(row._mapping) for row in found]
 
-    server.process.send_signal(signal.SIGTERM)
 
-    assert server.process.wait(timeout=30) == 0
-    eventually(lambda: not Path(f"/proc/{engine}").exists())
-    assert list(server.run_dirs.iterdir()) == []
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_told_to_stop_it_settles_what_streams_and_ends_both_processes(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    """As Ctrl-C at a terminal does it, which tells the whole process group."""
+    hurried = "from manylora import __main__ as m; m.GRACE_SECONDS = 0.1; m.main()"
+    with running(tmp_path, "-c", hurried, MANYLORA_LOG_LEVEL="warning") as server:
+        engine = server.engine_pid()
+        client = client_of(server)
+        stream = client.completions.create(
+            model="tiny", prompt="x", stream=True, max_tokens=500, extra_body={"ignore_eos": True}
+        )
+        next(iter(stream))
+
+        os.killpg(server.process.pid, number)
+
+        assert server.process.wait(timeout=60) == 0
+        [row] = rows_of(server)
+        assert row["status"] == "client_abort"
+        assert 0 < row["completion_tokens"] < 500
+        assert not Path(f"/proc/{engine}").exists()
+        assert list(server.run_dirs.iterdir()) == []
+        said = server.log.read_text()
+        assert "Traceback" not in said
+        assert "request_cut_off" in said
+        assert "engine_ready" not in said  # the level is the engine process's too
+
+
+def test_told_to_stop_while_it_starts_it_leaves_nothing(tmp_path: Path) -> None:
+    with running(tmp_path, wait=False) as server:
+        eventually(server.engine_pid)
+
+        server.process.terminate()
+
+        assert server.process.wait(timeout=60) == 0
+        assert list(server.run_dirs.iterdir()) == []
+        assert "Traceback" not in server.log.read_text()
+
+
+def test_a_first_start_tells_the_password_even_when_it_fails(tmp_path: Path) -> None:
+    """Nobody could ever sign in: the operator is made once."""
+    with socket.socket() as taken, running(tmp_path, wait=False, port=bound(taken)) as server:
+        assert server.process.wait(timeout=60) != 0
+
+    said = server.log.read_text()
+    password = re.search(rf"{OPERATOR_EMAIL} +(\S+)", said)
+    assert password is not None
+    with open_database(f"sqlite:///{server.data}/manylora.db") as database:
+        assert sign_in(database, email=OPERATOR_EMAIL, password=password[1])
+
+
+def test_both_processes_log_lines_for_programs(server: Running, client: OpenAI) -> None:
+    lines = [line for line in server.log.read_text().splitlines() if line.startswith("{")]
+
+    events = {json.loads(line)["event"] for line in lines}
+    assert {"engine_ready", "request_settled"} <= events
+
+
+def bound(listener: socket.socket) -> int:
+    listener.bind(("127.0.0.1", 0))
+    listener.listen()
+    return int(listener.getsockname()[1])

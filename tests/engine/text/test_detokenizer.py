@@ -176,3 +176,14 @@ def test_special_tokens_are_shown_only_when_asked_for() -> None:
 
     assert "".join(pieces(detokenizer(BYTE_LEVEL), token_ids)) == "the"
     assert "".join(pieces(detokenizer(BYTE_LEVEL, skip=False), token_ids)) == "<s>the</s>"
+
+
+@pytest.mark.parametrize("tokenizer", [byte_level(), byte_fallback()], ids=["level", "fallback"])
+def test_bytes_that_never_become_text_are_not_held_for_ever(tokenizer: Tokenizer) -> None:
+    """What is held back is decoded again with each id: without an end to it, each costs more."""
+    lonely = tokenizer.token_to_id("<0x80>") or tokenizer.encode("é").ids[-1]
+    decoder = Detokenizer(tokenizer, frozenset(), [])
+
+    held = [len(decoder.push(lonely)) for _ in range(1000)]
+
+    assert sum(held) > 900

@@ -1,11 +1,15 @@
 """The outermost layer: a request id on every answer, and limits on headers and URL."""
 
+import asyncio
+
 import structlog
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from manylora.platform.api.body import JsonAnswer
 from manylora.platform.ids import new_id
+
+log = structlog.get_logger(__name__)
 
 MAX_HEADER_BYTES = 32 << 10
 MAX_HEADERS = 100
@@ -33,7 +37,10 @@ class Edge:
             await send(message)
 
         with structlog.contextvars.bound_contextvars(request_id=request_id):
-            await (_refusal(scope) or self._app)(scope, receive, send_with_id)
+            try:
+                await (_refusal(scope) or self._app)(scope, receive, send_with_id)
+            except asyncio.CancelledError:  # by a server that stops; it would log a traceback
+                log.warning("request_cut_off")
 
 
 def _refusal(scope: Scope) -> ASGIApp | None:
