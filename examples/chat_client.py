@@ -14,7 +14,7 @@ from pathlib import Path
 
 from openai import AsyncOpenAI, OpenAI
 
-QUESTION = "What is the capital of France?"
+QUESTION = "Why is the sky blue?"
 
 
 def main() -> None:

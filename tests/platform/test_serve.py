@@ -76,15 +76,11 @@ def eventually(what: Callable[[], object]) -> None:
         time.sleep(0.05)
 
 
-@contextmanager
-def running(
-    folder: Path, *program: str, wait: bool = True, port: int | None = None, **more: str
-) -> Iterator[Running]:
+def environment_of(folder: Path, port: int) -> dict[str, str]:
     run_dirs = folder / "tmp"
     run_dirs.mkdir()
-    port = port or free_port()
-    environment = {name: value for name, value in os.environ.items() if "MANYLORA" not in name}
-    environment |= {
+    inherited = {name: value for name, value in os.environ.items() if "MANYLORA" not in name}
+    return inherited | {
         "MANYLORA_MODEL": str(make_tiny_llama(folder / "tiny")),
         "MANYLORA_PORT": str(port),
         "MANYLORA_DATA_DIR": str(folder / "data"),
@@ -93,7 +89,15 @@ def running(
         "MANYLORA_NUM_KV_BLOCKS": "64",
         "MANYLORA_THREADS": "1",
         "TMPDIR": str(run_dirs),
-    } | more
+    }
+
+
+@contextmanager
+def running(
+    folder: Path, *program: str, wait: bool = True, port: int | None = None, **more: str
+) -> Iterator[Running]:
+    port = port or free_port()
+    environment = environment_of(folder, port) | more
     process = subprocess.Popen(
         [sys.executable, *(program or ("-m", "manylora")), "serve"],
         env=environment,

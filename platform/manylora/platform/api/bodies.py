@@ -165,7 +165,7 @@ class Message(Body):
     }
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | Annotated[list[TextPart], Field(min_length=1)]
+    content: str | Annotated[list[TextPart], Field(min_length=1, fail_fast=True)]
     name: Label | None = None
 
     def for_template(self) -> dict[str, object]:
@@ -181,7 +181,7 @@ class ChatBody(SamplingBody):
 
     # One fault is enough to refuse it: telling all would hold up everybody else.
     messages: Annotated[
-        list[Message], Field(min_length=1, max_length=_MAX_MESSAGES)
+        list[Message], Field(min_length=1, max_length=_MAX_MESSAGES, fail_fast=True)
     ]
     max_completion_tokens: int | None = Field(None, ge=1, le=_MAX_INT64)
 
@@ -200,7 +200,7 @@ class ChatBody(SamplingBody):
         return self.max_completion_tokens or self.max_tokens
 
 
-TokenIds = Annotated[list[TokenId], Field(max_length=_MAX_PROMPT_IDS)]
+TokenIds = Annotated[list[TokenId], Field(max_length=_MAX_PROMPT_IDS, fail_fast=True)]
 Prompt = (
     str
     | TokenIds
