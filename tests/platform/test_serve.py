@@ -246,3 +246,12 @@ def bound(listener: socket.socket) -> int:
     listener.bind(("127.0.0.1", 0))
     listener.listen()
     return int(listener.getsockname()[1])
+
+
+def test_an_engine_that_cannot_start_ends_the_server_and_says_why(tmp_path: Path) -> None:
+    with running(tmp_path, wait=False, MANYLORA_MAX_MODEL_LEN="9999") as server:
+        assert server.process.wait(timeout=60) == 2
+
+    said = server.log.read_text()
+    assert "max_model_len is 9999 tokens; the model has 512" in said
+    assert "Traceback" not in said

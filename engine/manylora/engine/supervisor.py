@@ -49,7 +49,7 @@ class SupervisedEngine:
         self._remote: RemoteEngine | None = None
         self._keeping: asyncio.Task[None] | None = None
         self.num_restarts = 0
-        self._cannot_start = False
+        self.cannot_start = False  # for good: its log says why
 
     @property
     def pid(self) -> int | None:
@@ -82,7 +82,7 @@ class SupervisedEngine:
             await asyncio.wait([self._keeping])
 
     def _engine(self) -> RemoteEngine:
-        if self._cannot_start:
+        if self.cannot_start:
             raise EngineUnavailableError("the engine cannot start; its log says why")
         if self._remote is None:
             raise EngineUnavailableError("the engine is starting", retry_after=2.0)
@@ -96,13 +96,13 @@ class SupervisedEngine:
     async def _keep_running(self) -> None:
         """Run processes one after another, until one says that it cannot start."""
         pause = FIRST_PAUSE_SECONDS
-        while not self._cannot_start:
+        while not self.cannot_start:
             try:
                 served = await self._run_once()
             except Exception:
                 logger.exception("engine_not_supervised")
                 served = False
-            if self._cannot_start:
+            if self.cannot_start:
                 return
             pause = FIRST_PAUSE_SECONDS if served else min(2 * pause, LONGEST_PAUSE_SECONDS)
             self.num_restarts += 1
@@ -131,7 +131,7 @@ class SupervisedEngine:
         try:
             self._remote = await self._connect(process)
             if self._remote is None:
-                self._cannot_start = process.returncode == CANNOT_START
+                self.cannot_start = process.returncode == CANNOT_START
                 return False
             await self._watch(self._remote)
             return True

@@ -1,0 +1,159 @@
+"""Puts the parts of a server together: database, engine process, HTTP surface, admin pages."""
+
+import asyncio
+import contextlib
+import signal
+import tempfile
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import typer
+import uvicorn
+from anyio.to_thread import run_sync
+
+from manylora.engine.errors import EngineUnavailableError, ModelError
+from manylora.engine.models.source import ModelSource
+from manylora.engine.supervisor import SupervisedEngine
+from manylora.engine.text.processor import TextProcessor
+from manylora.platform.adapter_check import ChildProcessCheck
+from manylora.platform.app import create_app
+from manylora.platform.base_models import register_base_model
+from manylora.platform.db import Database
+from manylora.platform.demo import OPERATOR_EMAIL, first_operator, how_to_begin, seed_demo
+from manylora.platform.generation import all_settled
+from manylora.platform.registry import AdapterRegistry
+from manylora.platform.services import Services
+from manylora.platform.settings import Settings
+from manylora.platform.storage import AdapterStore
+from manylora.web.app import mount
+
+READY_POLL_SECONDS = 0.1
+GRACE_SECONDS = 10  # for requests in flight when the server is told to stop
+CANCEL_SECONDS = 10  # for what those that took longer have still to do
+
+
+async def serve_until_stopped(settings: Settings, db: Database, source: ModelSource) -> None:
+    """Run the engine process and the HTTP server until a signal says to stop.
+
+    Raises:
+        ModelError: the engine cannot start.
+        asyncio.CancelledError: told to stop before it served.
+    """
+    loop, starting = asyncio.get_running_loop(), asyncio.current_task()
+    assert starting is not None, "it runs as a task"
+    _on_signals(lambda: loop.call_soon_threadsafe(starting.cancel))
+    async with _running_engine(settings, source) as engine:
+        services = _services(settings, db, engine, source)
+        greeting = await _first_start(services, _base_url(settings))
+        server = _http_server(services)
+        beside = [
+            asyncio.create_task(_greet(services, greeting)),
+            asyncio.create_task(_stop_without(engine, server)),
+        ]
+        try:
+            await _until_told_to_stop(server)
+        finally:
+            for task in beside:
+                task.cancel()
+            await asyncio.wait(beside)
+        if engine.cannot_start:
+            raise ModelError("the engine cannot start; its log line above says why")
+
+
+async def _stop_without(engine: SupervisedEngine, server: uvicorn.Server) -> None:
+    await engine.wait_ended()
+    server.should_exit = True
+
+
+def _http_server(services: Services) -> uvicorn.Server:
+    asgi = create_app(services)
+    mount(asgi)
+    config = uvicorn.Config(
+        asgi,
+        host=services.settings.host,
+        port=services.settings.port,
+        http="httptools",
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=GRACE_SECONDS,
+    )
+    return uvicorn.Server(config)
+
+
+async def _until_told_to_stop(server: uvicorn.Server) -> None:
+    """Serve, and return when all that was in flight has its usage row."""
+    # uvicorn heeds these signals while it serves, and raises them anew when it has ended.
+    _on_signals(lambda: None)
+    await server.serve()
+    if server.server_state.tasks:  # it cancels what outlasts its patience, and does not wait
+        await asyncio.wait(server.server_state.tasks, timeout=CANCEL_SECONDS)
+    await all_settled()
+
+
+def _on_signals(act: Callable[[], object]) -> None:
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: act())
+
+
+def _base_url(settings: Settings) -> str:
+    """Where people on this machine reach the server."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(settings.host, settings.host)  # noqa: S104
+    return f"http://{host}:{settings.port}"
+
+
+@contextlib.asynccontextmanager
+async def _running_engine(
+    settings: Settings, source: ModelSource
+) -> AsyncIterator[SupervisedEngine]:
+    """The engine process; it loads in the background, while the HTTP server answers already."""
+    config = settings.engine_config(
+        model=str(source.folder), adapter_store=str(settings.adapters_dir)
+    )
+    # Not in the data folder: the path of a Unix socket has at most 107 bytes.
+    with tempfile.TemporaryDirectory(prefix="manylora-") as run_dir:
+        engine = SupervisedEngine(config, Path(run_dir), log_level=settings.log_level)
+        await engine.start()
+        try:
+            yield engine
+        finally:
+            await engine.close()
+
+
+def _services(
+    settings: Settings, db: Database, engine: SupervisedEngine, source: ModelSource
+) -> Services:
+    name = settings.served_model_name or source.name
+    with db.write() as session:
+        base = register_base_model(session, name=name, digest=source.digest)
+    store = AdapterStore(settings.adapters_dir)
+    store.prepare()
+    max_lora_rank = settings.engine_config().max_lora_rank
+    check = ChildProcessCheck(source.folder, max_lora_rank=max_lora_rank)
+    registry = AdapterRegistry(db, engine, store, check, base, settings.max_upload_bytes)
+    text = TextProcessor.from_folder(source.folder)
+    return Services(settings, db, engine, text, base, registry)
+
+
+async def _first_start(services: Services, base_url: str) -> str:
+    """Seed what a first start needs; what to tell the operator about it."""
+    password = await run_sync(first_operator, services.db)
+    if password is not None:  # said at once: what follows may fail, and nothing can tell it again
+        typer.echo(f"manylora made the operator {OPERATOR_EMAIL}   {password}   (shown this once)")
+    if services.settings.demo:
+        return how_to_begin(await seed_demo(services, base_url, password))
+    return f"  admin   {base_url}/admin"
+
+
+async def _greet(services: Services, greeting: str) -> None:
+    """Say how to begin, once requests are served."""
+    while True:
+        try:
+            await services.engine.info()
+            break
+        except EngineUnavailableError:
+            await asyncio.sleep(READY_POLL_SECONDS)
+    typer.echo(f"manylora serves {services.base_model.name}")
+    typer.echo(greeting)
