@@ -1,8 +1,6 @@
 """Every way to reach an engine keeps the same promises: in this process, and over the socket."""
 
 import asyncio
-import shutil
-import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from manylora.engine import LLM
-from manylora.engine.adapter_format import read_adapter
 from manylora.engine.api import FinishReason, RequestOutput, SamplingParams
 from manylora.engine.build import build_engine
 from manylora.engine.client import EngineClient
@@ -24,12 +21,11 @@ from manylora.engine.errors import (
     RequestFailedError,
 )
 from manylora.engine.local import LocalEngine
-from manylora.engine.models.config import DecoderConfig
 from manylora.engine.remote import RemoteEngine
-from manylora.kernels import ref as _ref  # noqa: F401 -- sets oneMKL's mode before its first call
 from support.clients import (
+    DAMAGED,
+    Store,
     collect,
-    engine_config,
     request,
     supervised,
     until,
@@ -40,40 +36,11 @@ from support.engine import make_llm
 
 pytestmark = pytest.mark.anyio
 UNKNOWN = "f" * 64
-DAMAGED = "0" * 64
 
 
 @pytest.fixture(scope="module")
 def anyio_backend() -> str:
     return "asyncio"
-
-
-@dataclass
-class Store:
-    folder: Path
-    digests: dict[str, str]
-
-
-@pytest.fixture(scope="module")
-def store(
-    tiny_model: Path, tiny_adapters: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
-) -> Store:
-    """The tiny adapters by digest, and one whose weights are damaged."""
-    folder = tmp_path_factory.mktemp("store")
-    geometry = DecoderConfig.from_folder(tiny_model)
-    digests = {}
-    for name, adapter in tiny_adapters.items():
-        digests[name] = read_adapter(adapter, geometry, max_lora_rank=64).digest
-        shutil.copytree(adapter, folder / digests[name])
-    damaged = shutil.copytree(tiny_adapters["mlp"], folder / DAMAGED)
-    weights = damaged / "adapter_model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-1])
-    return Store(folder, digests)
-
-
-@pytest.fixture(scope="module")
-def config(tiny_model: Path, store: Store) -> EngineConfig:
-    return engine_config(tiny_model, store.folder)
 
 
 @dataclass
@@ -177,6 +144,7 @@ async def test_many_requests_at_once_get_what_each_gets_alone(
 
 
 async def test_closing_the_iterator_frees_what_the_request_holds(engine: EngineClient) -> None:
+    before = await engine.stats()
     outputs = engine.generate(request("r", max_tokens=500))
     await anext(outputs)
     assert (await engine.stats()).kv_blocks_used > 0
@@ -184,12 +152,14 @@ async def test_closing_the_iterator_frees_what_the_request_holds(engine: EngineC
     await outputs.aclose()  # type: ignore[attr-defined]
 
     await until_idle(engine)
+    assert (await engine.stats()).output_tokens - before.output_tokens < 400
 
 
 @pytest.mark.parametrize("delay_seconds", [0, 0.001, 0.05])
 async def test_cancelling_the_reader_frees_what_the_request_holds(
     engine: EngineClient, delay_seconds: float
 ) -> None:
+    before = await engine.stats()
     reading = asyncio.create_task(collect(engine, request("r", max_tokens=500)))
     await asyncio.sleep(delay_seconds)
 
@@ -198,6 +168,7 @@ async def test_cancelling_the_reader_frees_what_the_request_holds(
 
     assert reading.cancelled()
     await until_idle(engine)
+    assert (await engine.stats()).output_tokens - before.output_tokens < 400
 
 
 async def test_a_slow_reader_loses_nothing(engine: EngineClient) -> None:
@@ -326,6 +297,21 @@ async def test_unloading_does_not_disturb_a_request_that_runs(
     assert all(slot.digest != digest for slot in stats.slots)
 
 
+async def test_an_adapter_that_is_asked_for_again_after_unloading_stays(
+    engine: EngineClient, store: Store
+) -> None:
+    digest = store.digests["all"]
+    outputs = engine.generate(request("first", digest=digest, max_tokens=60))
+    await anext(outputs)
+
+    await engine.unload_adapter(digest)
+    await collect(engine, request("second", digest=digest))
+    async for _ in outputs:
+        pass
+
+    assert digest in (await engine.stats()).host_digests
+
+
 async def test_loading_what_is_not_there_or_damaged_says_so(engine: EngineClient) -> None:
     with pytest.raises(AdapterNotFoundError):
         await engine.load_adapter(UNKNOWN)
@@ -352,61 +338,3 @@ async def test_closing_ends_what_runs_and_refuses_what_comes(reach: Reach) -> No
         with pytest.raises(EngineUnavailableError):
             await collect(client, request("later"))
     await until_idle(reach.engine)
-
-
-async def test_a_step_that_fails_ends_every_request_and_what_was_asked_meanwhile(
-    config: EngineConfig,
-) -> None:
-    core = build_engine(config)
-    died = asyncio.Event()
-    engine = LocalEngine(core, on_death=died.set)
-    outputs = engine.generate(request("r", max_tokens=500))
-    await anext(outputs)
-    in_step, go_on = threading.Event(), threading.Event()
-
-    def fail(*_: object) -> None:
-        in_step.set()
-        go_on.wait()
-        raise RuntimeError("the device is gone")
-
-    core.runner.run = fail  # type: ignore[method-assign, assignment]
-    await asyncio.to_thread(in_step.wait)
-    asked = [asyncio.create_task(engine.stats()), asyncio.create_task(engine.stats())]
-    asked.append(asyncio.create_task(collect(engine, request("queued"))))  # type: ignore[arg-type]
-    await asyncio.sleep(0.01)
-    go_on.set()
-
-    async with asyncio.timeout(20):
-        with pytest.raises(EngineUnavailableError):
-            async for _ in outputs:
-                pass
-        await died.wait()
-        answers = await asyncio.gather(*asked, return_exceptions=True)
-        assert [type(answer) for answer in answers] == [EngineUnavailableError] * 3
-        with pytest.raises(EngineUnavailableError):
-            await engine.stats()
-        await engine.close()
-
-
-async def test_who_gives_up_waiting_for_a_load_takes_it_from_nobody(
-    config: EngineConfig, store: Store
-) -> None:
-    core = build_engine(config)
-    engine = LocalEngine(core)
-    worker_free = threading.Event()
-    core.adapters._worker.submit(worker_free.wait)  # so that the load below has to queue
-    digest = store.digests["mlp"]
-    leaving = asyncio.create_task(engine.load_adapter(digest))
-    staying = asyncio.create_task(collect(engine, request("r", digest=digest)))
-
-    async def is_asked_for() -> bool:
-        return (await engine.stats()).num_waiting == 1 and core.adapters.is_loading
-
-    await until(is_asked_for)
-    leaving.cancel()
-    await asyncio.wait([leaving])
-    worker_free.set()
-
-    async with asyncio.timeout(20):
-        assert (await staying).num_output_tokens == 8
-        await engine.close()

@@ -189,7 +189,7 @@ def test_told_to_stop_it_settles_what_streams_and_ends_both_processes(
     tmp_path: Path, number: signal.Signals
 ) -> None:
     """As Ctrl-C at a terminal does it, which tells the whole process group."""
-    hurried = "from manylora import __main__ as m; m.GRACE_SECONDS = 0.1; m.main()"
+    hurried = "from manylora import __main__, serve; serve.GRACE_SECONDS = 0.1; __main__.main()"
     with running(tmp_path, "-c", hurried, MANYLORA_LOG_LEVEL="warning") as server:
         engine = server.engine_pid()
         client = client_of(server)

@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,15 @@ from manylora.engine.errors import EngineUnavailableError
 from manylora.engine.supervisor import SupervisedEngine
 
 PATIENCE_SECONDS = 60.0
+DAMAGED = "0" * 64  # the digest of the adapter in a `Store` that does not load
+
+
+@dataclass
+class Store:
+    """A folder of adapters by digest."""
+
+    folder: Path
+    digests: dict[str, str]  # by name
 
 
 def engine_config(model: Path, store: Path | None = None, **options: Any) -> EngineConfig:

@@ -68,7 +68,7 @@ def load_adapter(
 
 
 def _tensor(weights: SafetensorsFile, entry: TensorEntry, dtype: torch.dtype) -> Tensor:
-    """A copy, as the file may go away, and aligned by torch: a product's bits depend on that."""
+    """A copy, as the file may go away."""
     data = torch.frombuffer(bytearray(weights.data(entry)), dtype=_DTYPES[entry.dtype])
     tensor = data.view(entry.shape).to(dtype, copy=True)
     if not bool(tensor.isfinite().all()):

@@ -8,6 +8,9 @@ R rank of an adapter, N and M output and input features of a linear layer.
 import os
 from typing import cast
 
+# oneMKL reads this at its first call, which must not come before: `ref.py` says what it is for.
+os.environ.setdefault("MKL_CBWR", "AVX2,STRICT")
+
 from manylora.kernels.surface import Backend
 
 

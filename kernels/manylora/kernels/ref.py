@@ -7,10 +7,9 @@ pad what is missing.
 
 What is left to the libraries below torch is that a row's bits do not depend on where in a tile it
 stands. oneMKL promises that, whatever the threads and the alignment, only in its strict
-reproducible mode, so that is switched on before its first call.
+reproducible mode, which `kernels/__init__.py` switches on.
 """
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -26,8 +25,6 @@ from manylora.kernels.surface import (
     Site,
     accumulator_dtype,
 )
-
-os.environ.setdefault("MKL_CBWR", "AVX2,STRICT")
 
 ROW_TILE = 32  # rows of one product
 
