@@ -1,5 +1,6 @@
 """What crosses the engine's boundary: plain frozen data, standard library only."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -90,8 +91,11 @@ class Request:
     params: SamplingParams
     tenant: str
     adapter: AdapterRef | None = None  # None: the base model, by name
+    weight: float = 1.0  # of the tenant, under the fair scheduling policy
 
     def __post_init__(self) -> None:
+        if not 0 < self.weight < math.inf:
+            raise InvalidRequestError("weight must be a positive number", param="weight")
         if not self.prompt_token_ids:
             raise InvalidRequestError("the prompt has no tokens", param="prompt")
         if min(self.prompt_token_ids) < 0 or max(self.prompt_token_ids) > MAX_INT:

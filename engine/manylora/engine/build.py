@@ -13,6 +13,7 @@ from manylora.engine.errors import InvalidRequestError
 from manylora.engine.models.config import DecoderConfig
 from manylora.engine.models.source import ModelSource, resolve_model
 from manylora.engine.models.weights import Weights
+from manylora.engine.policy import FairByTenant, FirstCome
 from manylora.engine.runner import ModelRunner, kv_shape
 from manylora.engine.scheduler import Scheduler
 from manylora.engine.slots import AdapterSlots
@@ -121,6 +122,7 @@ def _build_scheduler(
     return Scheduler(
         blocks,
         AdapterSlots(config.max_loras),
+        policy=FairByTenant() if config.scheduling_policy == "fair" else FirstCome(),
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
         base_digest=source.digest,

@@ -8,6 +8,7 @@ from typing import Any
 
 from manylora.engine.errors import InvalidRequestError
 
+POLICIES = ("fair", "fcfs")
 DTYPES = ("auto", "bfloat16", "float16", "float32", "float64")
 
 
@@ -33,6 +34,7 @@ class EngineConfig:
     kv_cache_memory_bytes: int = _option(1 << 30, "bytes for the KV cache")
     max_num_seqs: int = _option(32, "most sequences in one step")
     max_num_batched_tokens: int = _option(256, "most tokens in one step")
+    scheduling_policy: str = _option("fair", "who goes first: fair (between tenants) or fcfs")
     max_num_waiting: int = _option(1024, "most requests in the queue; beyond it they are refused")
     enable_prefix_caching: bool = _option(True, "reuse the KV blocks of a tenant's common prefixes")
     max_loras: int = _option(8, "adapter slots on the device")
@@ -45,6 +47,10 @@ class EngineConfig:
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
             raise InvalidRequestError(f"dtype must be one of {', '.join(DTYPES)}", param="dtype")
+        if self.scheduling_policy not in POLICIES:
+            raise InvalidRequestError(
+                f"scheduling_policy must be one of {', '.join(POLICIES)}", param="scheduling_policy"
+            )
         for name in (
             "max_model_len",
             "block_size",

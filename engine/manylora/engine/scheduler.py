@@ -1,8 +1,8 @@
 """Chooses the tokens of the next step. Pure: no torch, no clock.
 
 Running decodes come first, with a token each, then running prefills, then waiting sequences are
-admitted while the token budget lasts. When KV blocks run out, the sequence admitted last gives its
-blocks back and is recomputed later.
+admitted, in the order of the policy, while the token budget lasts. When KV blocks run out, the
+sequence admitted last gives its blocks back and is recomputed later.
 """
 
 from collections import deque
@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from manylora.engine.blocks import BlockPool, chain_next, chain_root
+from manylora.engine.policy import FirstCome, Policy
 from manylora.engine.sequence import Sequence, SequenceStatus
 from manylora.engine.slots import AdapterSlots
 
@@ -55,6 +56,7 @@ class Scheduler:
         blocks: BlockPool,
         slots: AdapterSlots,
         *,
+        policy: Policy | None = None,
         max_num_seqs: int,
         max_num_batched_tokens: int,
         base_digest: str,
@@ -63,11 +65,13 @@ class Scheduler:
     ) -> None:
         """
         Args:
+            policy: who is admitted next; first come by default.
             adapter_ready: whether an adapter's weights are in host memory. A sequence whose
                 adapter is not is passed over; the others are not held up.
         """
         self.blocks = blocks
         self.slots = slots
+        self.policy = policy or FirstCome()
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         self._max_num_seqs = max_num_seqs
@@ -77,6 +81,7 @@ class Scheduler:
         self._adapter_ready = adapter_ready
 
     def add(self, sequence: Sequence) -> None:
+        self.policy.arrived(sequence, self.waiting)
         self.waiting.append(sequence)
 
     def schedule(self) -> ScheduledBatch:
@@ -99,6 +104,8 @@ class Scheduler:
         """Count a step's tokens as computed, and let its newly full blocks be found."""
         for entry in batch.entries:
             sequence = entry.sequence
+            if entry.samples:
+                self.policy.served(sequence, output_tokens=1)
             sequence.num_computed_tokens += entry.num_tokens
             if not self.blocks.prefix_caching:
                 continue
@@ -166,7 +173,7 @@ class Scheduler:
         ends the admission, so that a long prompt is not overtaken for ever.
         """
         fills: list[tuple[int, str]] = []
-        for sequence in list(self.waiting):
+        for sequence in self.policy.order(tuple(self.waiting)):
             if budget == 0 or len(self.running) == self._max_num_seqs:
                 break
             if not self._is_ready(sequence):
@@ -203,8 +210,10 @@ class Scheduler:
         self.blocks.hold(cached)
         sequence.block_table = list(cached)
         sequence.num_computed_tokens = len(cached) * self.blocks.block_size
-        if sequence.num_preemptions == 0:
+        if sequence.num_preemptions == 0:  # what is computed again is no further service
             sequence.num_cached_tokens = sequence.num_computed_tokens
+            computed = sequence.num_prompt_tokens - sequence.num_cached_tokens
+            self.policy.served(sequence, input_tokens=computed)
         grown = self._grow(sequence, count)
         assert grown, "the blocks were counted before"
         self.waiting.remove(sequence)
