@@ -15,7 +15,7 @@ LOGITS = torch.tensor([0.1, 2.0, -1.0, 1.2, 0.9, -3.0, 1.9, 0.0], dtype=torch.fl
 
 
 def draw(logits: Tensor, seed: int = 0, position: int = 0, **params: Any) -> int:
-    token = sample(logits, SamplingParams(**params), seed=seed, position=position).token_id
+    token = sample(logits, SamplingParams(**params), seed=seed, prompt=[0] * position).token_id
     assert token is not None
     return token
 
@@ -123,7 +123,7 @@ def test_logits_that_are_not_finite_give_no_token(value: float, temperature: flo
 
     params = SamplingParams(temperature=temperature)
 
-    assert sample(logits, params, seed=0, position=0).token_id is None
+    assert sample(logits, params, seed=0).token_id is None
 
 
 def test_log_probabilities_are_those_of_log_softmax_whatever_shapes_the_draw() -> None:
@@ -131,7 +131,7 @@ def test_log_probabilities_are_those_of_log_softmax_whatever_shapes_the_draw() -
     expected = torch.log_softmax(LOGITS.double(), dim=-1)
 
     for seed in range(5):
-        sampled = sample(LOGITS, params, seed=seed, position=0)
+        sampled = sample(LOGITS, params, seed=seed)
 
         assert sampled.logprob is not None
         assert sampled.logprob.token_id == sampled.token_id
@@ -143,7 +143,7 @@ def test_log_probabilities_are_those_of_log_softmax_whatever_shapes_the_draw() -
 
 @pytest.mark.parametrize("num_top", [0, 8, 20])
 def test_as_many_alternatives_are_reported_as_there_are(num_top: int) -> None:
-    sampled = sample(LOGITS, SamplingParams(logprobs=num_top), seed=0, position=0)
+    sampled = sample(LOGITS, SamplingParams(logprobs=num_top), seed=0)
 
     assert sampled.logprob is not None
     assert len(sampled.logprob.top) == min(num_top, len(LOGITS))
@@ -156,7 +156,7 @@ def test_of_equal_logits_those_of_lowest_index_are_taken() -> None:
     greatest = torch.nonzero(logits == 2).flatten().tolist()
 
     params = SamplingParams(temperature=0, logprobs=5)
-    sampled = sample(logits, params, seed=0, position=0)
+    sampled = sample(logits, params, seed=0)
 
     assert sampled.logprob is not None
     assert sampled.token_id == greatest[0]

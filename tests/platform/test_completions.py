@@ -47,6 +47,12 @@ def test_sampling_reaches_the_engine(bed: TestBed) -> None:
         stop="end",
         stop_token_ids=[5],
         ignore_eos=True,
+        min_p=0.1,
+        repetition_penalty=1.2,
+        presence_penalty=-0.5,
+        frequency_penalty=1,
+        logit_bias={"7": -100, "0": 2.5},
+        min_tokens=3,
     )
     ask(bed, prompt="x")
 
@@ -54,6 +60,9 @@ def test_sampling_reaches_the_engine(bed: TestBed) -> None:
     assert (asked.max_tokens, asked.temperature, asked.top_p, asked.top_k) == (7, 0, 0.5, 0)
     assert (asked.seed, asked.stop, asked.stop_token_ids) == (-3, ("end",), (5,))
     assert asked.ignore_eos
+    assert (asked.min_p, asked.repetition_penalty, asked.min_tokens) == (0.1, 1.2, 3)
+    assert (asked.presence_penalty, asked.frequency_penalty) == (-0.5, 1)
+    assert asked.logit_bias == {7: -100, 0: 2.5}
     assert (default.max_tokens, default.temperature, default.top_p) == (16, 1.0, 1.0)
     assert (default.seed, default.stop, default.ignore_eos) == (None, (), False)
 
@@ -71,6 +80,11 @@ def test_the_default_limit_is_16_or_what_is_left(bed: TestBed) -> None:
         ({"prompt": []}, "prompt"),
         ({"prompt": [256]}, "prompt"),
         ({"prompt": "x", "stop_token_ids": [256]}, "stop_token_ids"),
+        ({"prompt": "x", "logit_bias": {"256": 1}}, "logit_bias"),
+        ({"prompt": "x", "logit_bias": {"07": 1}}, "logit_bias.07"),
+        ({"prompt": "x", "logit_bias": {"7": 101}}, "logit_bias.7"),
+        ({"prompt": "x", "min_tokens": 9, "max_tokens": 8}, "min_tokens"),
+        ({"prompt": "x", "presence_penalty": 2.1}, "presence_penalty"),
         ({"prompt": "x", "echo": True}, "echo"),
         ({"prompt": "x", "best_of": 2}, "best_of"),
         ({"prompt": "x", "suffix": "y"}, "suffix"),

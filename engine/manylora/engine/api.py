@@ -1,7 +1,7 @@
 """What crosses the engine's boundary: plain frozen data, standard library only."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -32,6 +32,12 @@ class SamplingParams:
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0  # 0: no limit
+    min_p: float = 0.0  # of the likeliest token's probability
+    repetition_penalty: float = 1.0  # over prompt and output
+    presence_penalty: float = 0.0  # over output, as the next
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)  # by token id
+    min_tokens: int = 0  # before any token may end it
     seed: int | None = None
     stop: Sequence[str] = ()
     stop_token_ids: Sequence[int] = ()
@@ -42,12 +48,20 @@ class SamplingParams:
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
         object.__setattr__(self, "stop", stop)
         object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
-        for name in ("max_tokens", "top_k", "seed", "logprobs"):
+        for name in ("max_tokens", "min_tokens", "top_k", "seed", "logprobs"):
             _whole(name, getattr(self, name))
         _in_range("max_tokens", self.max_tokens, 1, None)
         _in_range("temperature", self.temperature, 0, 2)
         _in_range("top_p", self.top_p, 0, 1)
         _in_range("top_k", self.top_k, 0, None)
+        _in_range("min_p", self.min_p, 0, 1)
+        _in_range("repetition_penalty", self.repetition_penalty, 0.01, 100)
+        _in_range("presence_penalty", self.presence_penalty, -2, 2)
+        _in_range("frequency_penalty", self.frequency_penalty, -2, 2)
+        _in_range("min_tokens", self.min_tokens, 0, self.max_tokens)
+        for token_id, bias in self.logit_bias.items():
+            _in_range("logit_bias", token_id, 0, None)
+            _in_range("logit_bias", bias, -100, 100)
         _in_range("seed", self.seed, -MAX_INT, None)
         _in_range("logprobs", self.logprobs, 0, 20)
         for token_id in self.stop_token_ids:

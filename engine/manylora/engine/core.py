@@ -176,6 +176,11 @@ class EngineCore:
             raise InvalidRequestError(
                 f"a prompt token id is not between 0 and {vocab_size - 1}", param="prompt"
             )
+        for name in ("logit_bias", "stop_token_ids"):
+            if any(token >= vocab_size for token in getattr(request.params, name)):
+                raise InvalidRequestError(
+                    f"a token id of {name} is not between 0 and {vocab_size - 1}", param=name
+                )
         if len(self.scheduler.waiting) >= self._max_num_waiting:
             raise EngineOverloadedError(RETRY_AFTER_SECONDS)
 
@@ -230,7 +235,12 @@ class EngineCore:
 
     def _accept(self, sequence: Sequence, logits: Tensor) -> RequestOutput:
         sampled = sample(
-            logits, sequence.request.params, seed=sequence.seed, position=sequence.num_tokens
+            logits,
+            sequence.request.params,
+            seed=sequence.seed,
+            prompt=sequence.request.prompt_token_ids,
+            output=sequence.token_ids[sequence.num_prompt_tokens :],
+            eos_token_ids=self.text.eos_token_ids,
         )
         if sampled.token_id is None:
             logger.warning("logits_not_finite", request_id=sequence.request_id)

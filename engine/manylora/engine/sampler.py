@@ -1,6 +1,7 @@
-"""Logits to tokens, row by row: what a request draws depends on its seed and position alone."""
+"""Logits to tokens, row by row: what a request draws depends on nothing but itself."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -8,6 +9,7 @@ import torch
 from torch import Tensor
 
 from manylora.engine.api import SamplingParams, TokenLogprob
+from manylora.engine.penalties import adjust_logits
 
 _NUCLEUS = 256  # enough candidates for most nuclei; else the whole vocabulary is sorted
 
@@ -20,20 +22,30 @@ class SampledToken:
     logprob: TokenLogprob | None = None
 
 
-def sample(logits: Tensor, params: SamplingParams, *, seed: int, position: int) -> SampledToken:
-    """Choose one token.
+def sample(
+    logits: Tensor,
+    params: SamplingParams,
+    *,
+    seed: int,
+    prompt: Sequence[int] = (),
+    output: Sequence[int] = (),
+    eos_token_ids: frozenset[int] = frozenset(),
+) -> SampledToken:
+    """Choose one token. Log-probabilities are those of the logits as they came.
 
     Args:
         logits: [V], float32 or float64, on the host.
         seed: the request's.
-        position: index of the new token in its sequence.
+        prompt, output: the sequence's token ids so far.
     """
     if not bool(torch.isfinite(logits).all()):
         return SampledToken(None)
+    ending = {*params.stop_token_ids, *eos_token_ids}
+    adjusted = adjust_logits(logits, params, prompt=prompt, output=output, ending=ending)
     if params.temperature == 0:
-        token = int(logits.argmax())
+        token = int(adjusted.argmax())
     else:
-        token = _draw(logits, params, _uniform(seed, position))
+        token = _draw(adjusted, params, _uniform(seed, len(prompt) + len(output)))
     if params.logprobs is None:
         return SampledToken(token)
     return SampledToken(token, _logprob(logits, token, params.logprobs))
@@ -51,9 +63,11 @@ def draw_seed(seed: int, count: int) -> int:
 
 
 def _draw(logits: Tensor, params: SamplingParams, uniform: float) -> int:
-    """Inverse transform sampling over what temperature, top_k and top_p leave."""
+    """Inverse transform sampling over what temperature, min_p, top_k and top_p leave."""
     below_best = logits.double() - logits.max()  # at most 0: no temperature makes it overflow
     weights = torch.softmax(below_best / params.temperature, dim=-1)
+    if params.min_p:
+        weights = torch.where(weights < params.min_p * weights.max(), 0, weights)
     if params.top_k == 0 and params.top_p == 1:
         return _inverse(weights, uniform)
     kept, tokens = _nucleus(weights, params)

@@ -1,6 +1,6 @@
 """From a checked body to an engine request: the route, the prompt's tokens, the room left."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from anyio.to_thread import run_sync
@@ -16,6 +16,19 @@ from manylora.platform.routing import Route
 from manylora.platform.services import Services
 
 CONTEXT_EXCEEDED = "context_length_exceeded"
+# Fields that mean to the engine what they mean in the body; absent or null is its default.
+_AS_ASKED = (
+    "temperature",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "min_tokens",
+    "seed",
+    "stop_token_ids",
+    "ignore_eos",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +54,7 @@ async def admit(http: HttpRequest, caller: Caller, asked: Asked) -> Generation:
     prompt = tuple(await run_sync(asked.tokenise))
     _check_token_ids(prompt, services.text.vocab_size, asked.prompt_field)
     _check_token_ids(body.stop_token_ids or (), services.text.vocab_size, "stop_token_ids")
+    _check_token_ids(map(int, body.logit_bias or ()), services.text.vocab_size, "logit_bias")
     info = await services.engine.info()
     request = Request(
         request_id=http.state.request_id,
@@ -72,7 +86,7 @@ def route_of(services: Services, caller: Caller, name: str | None, model: str | 
         return routing.resolve(session, caller.tenant.id, services.base_model, model)
 
 
-def _check_token_ids(ids: Sequence[int], vocab_size: int, field: str) -> None:
+def _check_token_ids(ids: Iterable[int], vocab_size: int, field: str) -> None:
     if any(token >= vocab_size for token in ids):
         raise InvalidInputError(
             f"{field} has a token id outside the vocabulary of {vocab_size}", param=field
@@ -105,13 +119,11 @@ def _limit(asked: Asked, num_prompt_tokens: int, context: int) -> int:
 
 def _sampling(body: SamplingBody, max_tokens: int) -> SamplingParams:
     stop = body.stop if body.stop is not None else ()
+    asked = {name: value for name in _AS_ASKED if (value := getattr(body, name)) is not None}
     return SamplingParams(
         max_tokens=max_tokens,
-        temperature=1.0 if body.temperature is None else body.temperature,
-        top_p=1.0 if body.top_p is None else body.top_p,
         top_k=max(body.top_k or 0, 0),
-        seed=body.seed,
         stop=stop,
-        stop_token_ids=body.stop_token_ids or (),
-        ignore_eos=bool(body.ignore_eos),
+        logit_bias={int(token): bias for token, bias in (body.logit_bias or {}).items()},
+        **asked,
     )

@@ -16,6 +16,8 @@ _MAX_PROMPT_IDS = 1 << 18
 Stop = Annotated[str, Field(min_length=1, max_length=256)]
 Label = Annotated[str, Field(max_length=512)]
 TokenId = Annotated[int, Field(ge=0, le=(1 << 31) - 1)]
+TokenIdText = Annotated[str, Field(pattern=r"^(0|[1-9][0-9]{0,8})$")]  # JSON keys are text
+Bias = Annotated[float, Field(ge=-100, le=100)]
 
 # Fields of the OpenAI API and of vLLM that this server does not act on yet. A value that asks for
 # nothing is accepted, null too; any other would change the answer, so it is refused by name.
@@ -33,27 +35,21 @@ ASKS_FOR_NOTHING: Neutral = {
     "detokenize": (True,),
     "documents": ([],),
     "echo": (False,),
-    "frequency_penalty": (0,),
     "function_call": ("none",),
     "functions": (),
     "include_stop_str_in_output": (False,),
     "length_penalty": (1,),
-    "logit_bias": ({},),
     "logprobs": (False,),
-    "min_p": (0,),
-    "min_tokens": (0,),
     "modalities": (["text"],),
     "moderation": (),
     "n": (1,),
     "parallel_tool_calls": (True, False),
     "prediction": (),
-    "presence_penalty": (0,),
     "priority": (0,),
     "prompt_cache_options": (),
     "prompt_cache_retention": (),
     "prompt_logprobs": (),
     "reasoning_effort": (),
-    "repetition_penalty": (1,),
     "response_format": ({"type": "text"},),
     "skip_special_tokens": (True,),
     "spaces_between_special_tokens": (True,),
@@ -108,6 +104,12 @@ class SamplingBody(Body):
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, gt=0, le=1)
     top_k: int | None = Field(None, ge=-1, le=(1 << 31) - 1)  # -1 and 0: no limit
+    min_p: float | None = Field(None, ge=0, le=1)
+    repetition_penalty: float | None = Field(None, gt=0, le=100)
+    presence_penalty: float | None = Field(None, ge=-2, le=2)
+    frequency_penalty: float | None = Field(None, ge=-2, le=2)
+    logit_bias: dict[TokenIdText, Bias] | None = Field(None, max_length=1024)
+    min_tokens: int | None = Field(None, ge=0, le=_MAX_INT64)
     seed: int | None = Field(None, ge=-_MAX_INT64 - 1, le=_MAX_INT64)
     stop: Stop | Annotated[list[Stop], Field(max_length=_MAX_STOPS)] | None = None
     stop_token_ids: list[TokenId] | None = Field(None, max_length=_MAX_STOPS)
