@@ -46,6 +46,7 @@ class Engine:
     max_num_seqs: int = 4
     budget: int = 8
     prefix_caching: bool = True
+    long_prefill_token_threshold: int = 0
     adapter_ready: Callable[[str], bool] = lambda digest: True
     kv: dict[tuple[int, int], Known] = field(default_factory=dict)
     slot_content: dict[int, str] = field(default_factory=dict)
@@ -61,6 +62,7 @@ class Engine:
             self.slots,
             max_num_seqs=self.max_num_seqs,
             max_num_batched_tokens=self.budget,
+            long_prefill_token_threshold=self.long_prefill_token_threshold,
             base_digest="base",
             kv_dtype="float32",
             adapter_ready=lambda digest: self.adapter_ready(digest),
@@ -290,6 +292,18 @@ def test_the_last_admitted_is_preempted_and_computed_again_from_the_front_of_the
     assert newer.num_computed_tokens == 0
     assert newer.num_preemptions == 1
     assert engine.slots.holds(0) == 0
+
+
+def test_a_long_prompt_leaves_room_for_others_and_none_when_alone() -> None:
+    engine = Engine(num_blocks=64, budget=8, long_prefill_token_threshold=4)
+    engine.scheduler.add(make_sequence("long", [0] * 40, max_tokens=1))
+    alone = engine.step()
+    engine.scheduler.add(make_sequence("short", [1] * 4, max_tokens=1))
+    shared = engine.step()
+
+    assert [entry.num_tokens for entry in alone.entries] == [8]
+    assert [entry.num_tokens for entry in shared.entries] == [4, 4]
+    assert shared.entries[1].sequence.num_output_tokens == 1  # not behind the long prompt's 32
 
 
 def test_a_newcomer_leaves_each_running_sequence_a_block_to_grow_into() -> None:

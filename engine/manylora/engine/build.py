@@ -125,6 +125,7 @@ def _build_scheduler(
         policy=FairByTenant() if config.scheduling_policy == "fair" else FirstCome(),
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
+        long_prefill_token_threshold=config.long_prefill_token_threshold,
         base_digest=source.digest,
         kv_dtype=dtype,
         adapter_ready=adapters.is_loaded,

@@ -34,6 +34,9 @@ class EngineConfig:
     kv_cache_memory_bytes: int = _option(1 << 30, "bytes for the KV cache")
     max_num_seqs: int = _option(32, "most sequences in one step")
     max_num_batched_tokens: int = _option(256, "most tokens in one step")
+    long_prefill_token_threshold: int = _option(
+        0, "most prompt tokens of one sequence in a step while others are there; 0: no limit"
+    )
     scheduling_policy: str = _option("fair", "who goes first: fair (between tenants) or fcfs")
     max_num_waiting: int = _option(1024, "most requests in the queue; beyond it they are refused")
     enable_prefix_caching: bool = _option(True, "reuse the KV blocks of a tenant's common prefixes")
@@ -67,6 +70,11 @@ class EngineConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise InvalidRequestError(f"{name} must be at least 1", param=name)
+        if self.long_prefill_token_threshold < 0:
+            raise InvalidRequestError(
+                "long_prefill_token_threshold must be at least 0",
+                param="long_prefill_token_threshold",
+            )
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise InvalidRequestError(
                 "max_num_batched_tokens must be at least max_num_seqs: each running sequence "

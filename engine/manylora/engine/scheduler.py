@@ -59,6 +59,7 @@ class Scheduler:
         policy: Policy | None = None,
         max_num_seqs: int,
         max_num_batched_tokens: int,
+        long_prefill_token_threshold: int = 0,
         base_digest: str,
         kv_dtype: str,
         adapter_ready: Callable[[str], bool],
@@ -76,6 +77,7 @@ class Scheduler:
         self.running: list[Sequence] = []
         self._max_num_seqs = max_num_seqs
         self._max_num_batched_tokens = max_num_batched_tokens
+        self._long_prefill_token_threshold = long_prefill_token_threshold
         self._base_digest = base_digest
         self._kv_dtype = kv_dtype
         self._adapter_ready = adapter_ready
@@ -92,7 +94,7 @@ class Scheduler:
         for sequence in sorted(self.running, key=_is_prefilling):
             if sequence.status is not SequenceStatus.RUNNING or budget == 0:
                 continue
-            count = min(sequence.num_tokens - sequence.num_computed_tokens, budget)
+            count = self._chunk(sequence.num_tokens - sequence.num_computed_tokens, budget)
             if self._make_room(sequence, count, preempted):
                 entries.append(ScheduledSequence(sequence, count))
                 budget -= count
@@ -132,6 +134,13 @@ class Scheduler:
         """The adapters that waiting sequences need and no slot has, in the queue's order."""
         digests = (s.digest for s in self.waiting if s.digest is not None)
         return [d for d in dict.fromkeys(digests) if not self.slots.is_resident(d)]
+
+    def _chunk(self, tokens_left: int, budget: int) -> int:
+        """How many of a sequence's tokens to compute now: a long prompt leaves room for others."""
+        threshold = self._long_prefill_token_threshold
+        if threshold and len(self.running) + len(self.waiting) > 1:
+            budget = min(budget, threshold)
+        return min(tokens_left, budget)
 
     def _make_room(self, sequence: Sequence, count: int, preempted: list[Sequence]) -> bool:
         """Hold the blocks for `count` more tokens, preempting from the end of the running list."""
@@ -179,7 +188,8 @@ class Scheduler:
             if not self._is_ready(sequence):
                 continue
             cached = self._find_cached(sequence)
-            count = min(sequence.num_tokens - len(cached) * self.blocks.block_size, budget)
+            left = sequence.num_tokens - len(cached) * self.blocks.block_size
+            count = self._chunk(left, budget)
             needed = self._blocks_for(sequence.num_tokens) - len(cached)
             spare = len(self.running)  # a block for each, or the newcomer is preempted at once
             if needed + self.blocks.count_free(cached) + spare > self.blocks.num_free:
