@@ -21,8 +21,9 @@ def main() -> None:
     options = read_options()
     for name, base_url, key in accounts(options):
         with OpenAI(base_url=base_url, api_key=key) as client:
-            models = [model.id for model in client.models.list()]
-            print(f"\n{name} may use: {', '.join(models)}\n\n> {options.question}")
+            listed = [model.id for model in client.models.list()]
+            models = [name for name in listed if "@" not in name]  # `a@live` is what `a` means
+            print(f"\n{name} may use: {', '.join(listed)}\n\n> {options.question}")
             for model in models:
                 print(f"{model:>24}: {answer(client, model, options)}")
         print("\nand all at once, streamed:")

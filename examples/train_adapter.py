@@ -39,8 +39,7 @@ def main() -> None:
     config.base_model_name_or_path = options.base_name  # instead of a path on this machine
     model.print_trainable_parameters()
 
-    lines = options.data.read_text(encoding="utf-8").splitlines()
-    examples = [tokenize(json.loads(line)["messages"], tokenizer) for line in lines]
+    examples = [tokenize(chat, tokenizer) for chat in read_chats(options.data)]
     train(model, examples, options)
     save(model, options.out)
     print(f"saved to {options.out}")
@@ -70,6 +69,19 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--ask", action="append", default=[], help="a question to try at the end")
     return parser.parse_args()
+
+
+def read_chats(path: Path) -> list[list[dict[str, str]]]:
+    """One chat a line; empty lines are passed over, a broken one is named."""
+    chats = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            chats.append(json.loads(line)["messages"])
+        except (ValueError, KeyError, TypeError):
+            raise SystemExit(f"{path}, line {number}: not a JSON object with messages") from None
+    return chats
 
 
 def tokenize(

@@ -19,10 +19,15 @@ from manylora.platform.command_line import with_settings
 from manylora.platform.errors import DatabaseError, DemoError, PlatformError
 from manylora.platform.settings import Settings, SettingsError
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
-schema = typer.Typer(no_args_is_help=True)
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+schema = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(schema, name="db", help="The database's schema.")
-people = typer.Typer(no_args_is_help=True)
+people = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(people, name="operator", help="The people who sign in to /admin.")
 
 ACCEPTED, REFUSED, USAGE_ERROR = 0, 1, 2
@@ -51,24 +56,24 @@ def serve(settings: Settings) -> None:
     from manylora.engine.models.source import resolve_model
     from manylora.platform.db import open_database
     from manylora.platform.migrate import upgrade
-    from manylora.serve import serve_until_stopped
+    from manylora.serve import serve_until_stopped, sole_owner, taken_port
 
     configure_logs(settings.log_level)
     _make_data_dir(settings)
-    with open_database(settings.database) as db:
+    with taken_port(settings) as port, sole_owner(settings), open_database(settings.database) as db:
         upgrade(db)
         source = resolve_model(settings.model, progress=_say)
         with (
             asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
             contextlib.suppress(asyncio.CancelledError),  # told to stop while it was starting
         ):
-            runner.run(serve_until_stopped(settings, db, source))
+            runner.run(serve_until_stopped(settings, db, source, port))
 
 
 @app.command()
 def check_adapter(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="a PEFT adapter's folder")],
-    model: Annotated[str, typer.Option(help="the base model, as `serve` takes it")],
+    model: Annotated[str, typer.Option(help="the base model, as `serve` takes it")] = "demo",
     max_lora_rank: Annotated[int, typer.Option(min=1, help="highest rank accepted")] = 64,
     memory_limit_bytes: Annotated[int | None, typer.Option(min=1, hidden=True)] = None,
 ) -> None:

@@ -2,9 +2,11 @@
 
 import asyncio
 import contextlib
+import fcntl
 import signal
+import socket
 import tempfile
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import typer
@@ -23,7 +25,7 @@ from manylora.platform.demo import OPERATOR_EMAIL, first_operator, how_to_begin,
 from manylora.platform.generation import all_settled
 from manylora.platform.registry import AdapterRegistry
 from manylora.platform.services import Services
-from manylora.platform.settings import Settings
+from manylora.platform.settings import Settings, SettingsError
 from manylora.platform.storage import AdapterStore
 from manylora.web.app import mount
 
@@ -32,7 +34,46 @@ GRACE_SECONDS = 10  # for requests in flight when the server is told to stop
 CANCEL_SECONDS = 10  # for what those that took longer have still to do
 
 
-async def serve_until_stopped(settings: Settings, db: Database, source: ModelSource) -> None:
+@contextlib.contextmanager
+def taken_port(settings: Settings) -> Iterator[socket.socket]:
+    """The port, bound before anything is made, and not yet listened on.
+
+    Raises:
+        SettingsError: it cannot be had.
+    """
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    with socket.socket(family) as bound:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            bound.bind((settings.host, settings.port))
+        except OSError as error:
+            raise SettingsError(
+                f"port: cannot listen on {settings.host} port {settings.port}: {error.strerror}"
+            ) from error
+        yield bound
+
+
+@contextlib.contextmanager
+def sole_owner(settings: Settings) -> Iterator[None]:
+    """Keep a second server off a data folder with SQLite, which would not know of the first.
+
+    Raises:
+        SettingsError: there is one already.
+    """
+    with (settings.data_dir / "lock").open("w") as lock:
+        if settings.database.startswith("sqlite"):
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                raise SettingsError(
+                    f"data_dir: another server uses {settings.data_dir}; several need PostgreSQL"
+                ) from error
+        yield
+
+
+async def serve_until_stopped(
+    settings: Settings, db: Database, source: ModelSource, port: socket.socket
+) -> None:
     """Run the engine process and the HTTP server until a signal says to stop.
 
     Raises:
@@ -51,13 +92,13 @@ async def serve_until_stopped(settings: Settings, db: Database, source: ModelSou
             asyncio.create_task(_stop_without(engine, server)),
         ]
         try:
-            await _until_told_to_stop(server)
+            await _until_told_to_stop(server, port)
         finally:
             for task in beside:
                 task.cancel()
             await asyncio.wait(beside)
-        if engine.cannot_start:
-            raise ModelError("the engine cannot start; its log line above says why")
+        if engine.failure is not None:
+            raise ModelError(f"the engine cannot start: {engine.failure}")
 
 
 async def _stop_without(engine: SupervisedEngine, server: uvicorn.Server) -> None:
@@ -83,11 +124,11 @@ def _http_server(services: Services) -> uvicorn.Server:
     return uvicorn.Server(config)
 
 
-async def _until_told_to_stop(server: uvicorn.Server) -> None:
+async def _until_told_to_stop(server: uvicorn.Server, port: socket.socket) -> None:
     """Serve, and return when all that was in flight has its usage row."""
     # uvicorn heeds these signals while it serves, and raises them anew when it has ended.
     _on_signals(lambda: None)
-    await server.serve()
+    await server.serve([port])
     if server.server_state.tasks:  # it cancels what outlasts its patience, and does not wait
         await asyncio.wait(server.server_state.tasks, timeout=CANCEL_SECONDS)
     await all_settled()

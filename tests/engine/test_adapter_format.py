@@ -206,11 +206,11 @@ def set_nan(tensors: dict[str, Tensor]) -> None:
         ),
         (
             lambda t: t.update({f"{Q0}.lora_A.weight": torch.ones(5, 96)}),
-            f"{Q0}.lora_A.weight has shape [5, 96]",
+            "q_proj: adapter_config.json gives it rank 4; its weights have rank 5",
         ),
         (
             lambda t: t.update({f"{Q0}.lora_A.weight": torch.ones(96, 4)}),
-            f"{Q0}.lora_A.weight has shape [96, 4]",
+            "q_proj: lora_A and lora_B have shapes [96, 4] and [96, 4]",
         ),
     ],
     ids=[
@@ -248,8 +248,9 @@ def test_an_adapter_of_another_base_is_refused(
 
     said = reasons(tmp_path, DecoderConfig.from_folder(other))
 
-    assert f"{Q0}.lora_A.weight has shape [4, 96]; the base model and a rank of 4 ask for" in said
-    assert "layers.2.self_attn.q_proj.lora_A.weight: the base model has no such" in said
+    assert "layers.0.self_attn.q_proj and 1 more: lora_A and lora_B have shapes [4, 96]" in said
+    assert "asks for 48 columns and 48 rows" in said
+    assert "layers.2.self_attn.q_proj.lora_A.weight and 1 more: the base model has no such" in said
 
 
 def test_a_rank_above_the_servers_is_refused_with_both(
@@ -388,4 +389,7 @@ def test_a_refused_upload_is_told_every_reason(
 
     assert not checked["accepted"]
     assert checked["digest"] is None
-    assert len(checked["reasons"]) == 5  # two tensors of lm_head, three modules above the rank
+    assert [reason.partition(": ")[0] for reason in checked["reasons"]] == [
+        "base_model.model.lm_head.lora_A.weight and 1 more",
+        "model.layers.0.self_attn.q_proj and 2 more",
+    ]

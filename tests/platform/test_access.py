@@ -133,13 +133,23 @@ def test_a_foreign_model_is_told_like_one_that_does_not_exist(
     def ask(model: str) -> tuple[int, str]:
         sent = body and {k: model if v == "{model}" else v for k, v in body.items()}
         answer = request(bed, method, path.format(model=model), bearer(bed.keys["acme"]), json=sent)
-        return answer.status_code, answer.text
+        return answer.status_code, answer.text.replace(f"The model {model} ", "The model NAME ")
 
     foreign, absent = ask("json"), ask("nosuch")
 
     assert foreign == absent
     assert foreign[0] == 404
     assert '"model_not_found"' in foreign[1]
+    assert "The model NAME does not exist" in foreign[1]
+    assert "GET /v1/models" in foreign[1]
+
+
+def test_the_name_of_an_unknown_model_is_shown_short_and_printable(bed: TestBed) -> None:
+    sent = {"model": "a\n\u202e" + "x" * 200, "messages": HI}
+
+    answer = request(bed, "POST", "/v1/chat/completions", bearer(bed.keys["acme"]), json=sent)
+
+    assert f"The model a??{'x' * 61}... does not exist" in answer.json()["error"]["message"]
 
 
 def test_the_list_is_exactly_what_can_be_called(bed: TestBed) -> None:

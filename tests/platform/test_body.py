@@ -126,6 +126,39 @@ def test_the_field_at_fault_is_named(change: dict[str, Any], param: str) -> None
     assert named == param or named.startswith((param + ".", param + "["))
 
 
+@pytest.mark.parametrize(
+    ("model", "change", "says"),
+    [
+        (ChatBody, {"tools": []}, "tools is not supported by this server"),
+        (ChatBody, {"logprobs": True}, "logprobs is not supported by this server"),
+        (ChatBody, {"n": 2}, "n: only 1 is supported"),
+        (ChatBody, {"tool_choice": "auto"}, 'tool_choice: only "none" is supported'),
+        (ChatBody, {"parallel_tool_calls": 1}, "only true or false is supported"),
+        (ChatBody, {"response_format": {}}, 'only {"type": "text"} is supported'),
+        (
+            ChatBody,
+            {"messages": [HI[0] | {"tool_calls": [{"id": "x"}]}]},
+            "messages[0].tool_calls is not supported by this server",
+        ),
+        (ChatBody, {"messages": []}, "messages must not be empty"),
+        (ChatBody, {"stop": ""}, "stop must not be empty"),
+        (
+            ChatBody,
+            {"messages": [HI[0] | {"content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+            "messages[0].content[0].type: images are not supported: only parts of type text",
+        ),
+        (CompletionBody, {"prompt": ["a", "b"]}, "prompt: one prompt per request"),
+        (CompletionBody, {"prompt": [[1], [2]]}, "prompt: one prompt per request"),
+    ],
+)
+def test_a_refusal_says_what_to_do(model: type[SamplingBody], change: Any, says: str) -> None:
+    with pytest.raises(InvalidInputError) as caught:
+        checked(model, {"messages": HI} | change if model is ChatBody else change)
+
+    assert says in caught.value.message
+    assert caught.value.param is not None
+
+
 def test_what_asks_for_nothing_is_accepted_and_null_too() -> None:
     plain = checked(ChatBody, {"messages": HI})
 

@@ -10,11 +10,17 @@ from sqlalchemy import func, select
 
 from manylora.platform import demo
 from manylora.platform.db import Database
-from manylora.platform.demo import DemoFacts, first_operator, how_to_begin, seed_demo
+from manylora.platform.demo import (
+    OPERATOR_EMAIL,
+    DemoFacts,
+    first_operator,
+    how_to_begin,
+    seed_demo,
+)
 from manylora.platform.errors import DemoError
 from manylora.platform.keys import authenticate
 from manylora.platform.models import AdapterVersion, ApiKey, Tenant, User
-from manylora.platform.operators import sign_in
+from manylora.platform.operators import reset_password, sign_in
 from manylora.platform.services import Services
 from support.app import make_services
 
@@ -83,6 +89,33 @@ def test_lost_facts_give_new_keys_and_keep_the_password_secret(services: Service
 
     assert second["admin"]["password"] is None
     assert second["tenants"][0]["key"] != first["tenants"][0]["key"]
+
+
+def test_a_password_that_was_reset_is_told_no_more(services: Services) -> None:
+    dead = start(services)["admin"]["password"]
+    with services.db.write() as session:
+        fresh = reset_password(session, OPERATOR_EMAIL)
+
+    facts = start(services)
+
+    assert dead is not None
+    assert facts["admin"]["password"] is None
+    assert json.loads((services.settings.data_dir / "demo.json").read_text()) == facts
+    said = how_to_begin(facts)
+    assert dead not in said
+    assert fresh not in said
+    assert f"as set; `manylora operator reset-password {OPERATOR_EMAIL}` makes another" in said
+
+
+def test_a_password_shown_before_there_was_a_demo_is_not_told_as_nothing(
+    services: Services,
+) -> None:
+    first_operator(services.db)
+
+    facts = start(services)
+
+    assert facts["admin"]["password"] is None
+    assert f"reset-password {OPERATOR_EMAIL}" in how_to_begin(facts)
 
 
 def test_missing_adapters_are_named(services: Services, tmp_path: Path) -> None:

@@ -16,7 +16,8 @@ from manylora.engine.api import FinishReason, Request, RequestOutput, SamplingPa
 from manylora.engine.errors import EngineUnavailableError, RequestFailedError
 from manylora.platform import generation as module
 from manylora.platform import usage
-from manylora.platform.generation import Generation, all_settled
+from manylora.platform.errors import ServerStoppingError
+from manylora.platform.generation import Generation, all_settled, stop_running
 from manylora.platform.keys import list_keys
 from manylora.platform.models import UsageRecord
 from manylora.platform.routing import Route
@@ -61,6 +62,23 @@ def test_settling_early_aborts_what_still_runs(bed: TestBed) -> None:
     anyio.run(leave)
 
     assert rows(bed) == [("client_abort", 2, 1)]
+
+
+def test_one_that_is_stopped_between_two_outputs_goes_no_further(bed: TestBed) -> None:
+    """As when the client is slow to read, and nobody waits for a token."""
+
+    async def stop() -> None:
+        running = generation(bed)
+        await running.next()
+        stop_running()
+        with pytest.raises(ServerStoppingError):
+            await running.next()
+        await running.settle(running.cut_off_status)
+
+    anyio.run(stop)
+
+    assert rows(bed) == [("server_stop", 1, 0)]
+    assert bed.engine.aborted == ["req_1"]
 
 
 def test_the_first_settlement_counts_and_later_ones_cost_nothing(

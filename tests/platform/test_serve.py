@@ -225,7 +225,7 @@ def test_told_to_stop_while_it_starts_it_leaves_nothing(tmp_path: Path) -> None:
 
 def test_a_first_start_tells_the_password_even_when_it_fails(tmp_path: Path) -> None:
     """Nobody could ever sign in: the operator is made once."""
-    with socket.socket() as taken, running(tmp_path, wait=False, port=bound(taken)) as server:
+    with running(tmp_path, wait=False, MANYLORA_MAX_MODEL_LEN="9999") as server:
         assert server.process.wait(timeout=60) != 0
 
     said = server.log.read_text()
@@ -242,10 +242,26 @@ def test_both_processes_log_lines_for_programs(server: Running, client: OpenAI) 
     assert {"engine_ready", "request_settled"} <= events
 
 
-def bound(listener: socket.socket) -> int:
-    listener.bind(("127.0.0.1", 0))
-    listener.listen()
-    return int(listener.getsockname()[1])
+def test_a_port_that_is_taken_is_told_in_one_line_before_anything_is_made(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with running(tmp_path, wait=False, port=port) as server:
+            assert server.process.wait(timeout=60) == 2
+
+    (line,) = server.log.read_text().splitlines()
+    assert f"cannot listen on 127.0.0.1 port {port}" in line
+    assert not (server.data / "manylora.db").exists()
+
+
+def test_a_second_server_on_the_same_folder_is_refused(server: Running, tmp_path: Path) -> None:
+    with running(tmp_path, wait=False, MANYLORA_DATA_DIR=str(server.data)) as second:
+        assert second.process.wait(timeout=60) == 2
+
+    (line,) = second.log.read_text().splitlines()
+    assert f"another server uses {server.data}" in line
+    assert server.is_ready()
 
 
 def test_an_engine_that_cannot_start_ends_the_server_and_says_why(tmp_path: Path) -> None:
@@ -253,5 +269,5 @@ def test_an_engine_that_cannot_start_ends_the_server_and_says_why(tmp_path: Path
         assert server.process.wait(timeout=60) == 2
 
     said = server.log.read_text()
-    assert "max_model_len is 9999 tokens; the model has 512" in said
+    assert "manylora: the engine cannot start: max_model_len is 9999 tokens; the model has" in said
     assert "Traceback" not in said

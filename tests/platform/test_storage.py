@@ -99,6 +99,35 @@ def test_only_known_files_each_once_are_taken(bed: TestBed, names: list[str | No
     assert staged(bed) == []
 
 
+@pytest.mark.parametrize(
+    ("refused", "says"),
+    [
+        ("adapter_model.bin", "adapter_model.bin is not taken: save the adapter as safetensors"),
+        ("w.pth", "w.pth is not taken: save the adapter as safetensors"),
+        ("../a\nb.sh", "a?b.sh is not taken: only these are taken: adapter_config.json"),
+        ("x" * 9999, "x... is not taken: only these"),
+        (None, "a file without a name is not taken"),
+    ],
+)
+def test_a_refused_file_is_named_and_what_to_do_is_said(
+    bed: TestBed, refused: str | None, says: str
+) -> None:
+    files = [*adapter_files(b"1"), MemoryFile(refused, b"x")]
+
+    with pytest.raises(InvalidInputError) as caught:
+        asyncio.run(bed.services.adapters.upload(bed.tenant_ids["acme"], "mine", files))
+
+    assert says in caught.value.message
+    assert len(caught.value.message) < 500
+
+
+def test_an_empty_file_is_told_to_be_empty(bed: TestBed) -> None:
+    with pytest.raises(InvalidInputError, match=r"adapter_model\.safetensors is empty"):
+        upload(bed, "mine", b"")
+
+    assert staged(bed) == []
+
+
 def test_an_upload_past_the_limit_is_given_up(bed: TestBed) -> None:
     limit = bed.services.settings.max_upload_bytes
 

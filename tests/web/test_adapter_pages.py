@@ -1,5 +1,6 @@
 """Adapters are shown, tried, moved and deleted."""
 
+import json
 import re
 import time
 
@@ -12,7 +13,7 @@ from manylora.engine.errors import RequestFailedError
 from manylora.platform.adapters import find_adapter_named
 from manylora.platform.models import UsageRecord
 from support.app import listening
-from support.site import SAME_ORIGIN, words_of
+from support.site import REPORT, SAME_ORIGIN, words_of
 
 
 def test_each_adapter_shows_where_the_engine_holds_it(signed_in):
@@ -50,6 +51,73 @@ def test_live_moves_to_the_chosen_version_unless_it_moved_meanwhile(signed_in):
     assert (moved.status_code, stale.status_code, wrong.status_code) == (303, 409, 400)
     with signed_in.db.read() as session:
         assert find_adapter_named(session, tenant.id, "pirate").live.number == 2
+
+
+def test_the_chosen_version_is_what_the_page_reports_tries_and_calls(signed_in):
+    tenant = signed_in.add_tenant()
+    first = signed_in.add_adapter(tenant, weights=b"1")
+    second = signed_in.add_adapter(tenant, weights=b"2")
+    path = f"/admin/adapters/{first.adapter.id}"
+
+    pages = {number: signed_in.get(f"{path}?version={number}").text for number in (1, 2)}
+
+    assert words_of(signed_in.get(path).text) == words_of(pages[1])
+    for number, upload in ((1, first), (2, second)):
+        page = pages[number]
+        assert f"What is applied (v{number})" in page
+        assert f"<dt>Digest</dt><dd><code>{upload.version.digest}<" in page
+        assert f'<option value="{number}" selected>' in page
+        assert f'href="{path}?version={number}" aria-current="true"' in page
+        assert page.count(' aria-current="true">v') == 1
+    models = [re.search(r'{"model": "([^"]+)"', page)[1] for page in pages.values()]
+    assert models == ["pirate", "pirate@v2"]
+
+
+def test_a_try_of_another_version_stays_at_that_version(signed_in):
+    tenant = signed_in.add_tenant()
+    adapter = signed_in.add_adapter(tenant, weights=b"1").adapter
+    second = signed_in.add_adapter(tenant, weights=b"2").version
+
+    answer = signed_in.post(f"/admin/adapters/{adapter.id}/try", prompt="Who?", version="2")
+
+    assert f'<div class="answer">{second.digest[:8]} ' in answer.text
+    assert "What is applied (v2)" in answer.text
+
+
+@pytest.mark.parametrize("version", ["3", "0", "-1", "x", "%00", "٢", "9" * 400])
+def test_a_version_that_is_not_there_is_said_to_be_missing(signed_in, version):
+    upload = signed_in.add_adapter(signed_in.add_tenant())
+
+    answer = signed_in.get(f"/admin/adapters/{upload.adapter.id}?version={version}")
+
+    assert answer.status_code == 404
+    assert "no such version" in answer.text
+
+
+def test_the_call_shown_is_a_short_repeatable_one(signed_in):
+    tenant = signed_in.add_tenant()
+    upload = signed_in.add_adapter(tenant)
+    _, secret = signed_in.add_key(tenant)
+
+    page = signed_in.get(f"/admin/adapters/{upload.adapter.id}").text
+
+    body = json.loads(re.search(r"-d '(.*?)'</code>", page)[1].replace("&#34;", '"'))
+    assert (body["max_tokens"], body["temperature"]) == (64, 0)
+    answer = signed_in.client.post(
+        "/v1/chat/completions", json=body, headers={"Authorization": f"Bearer {secret}"}
+    )
+    assert answer.status_code == 200
+
+
+def test_one_adapter_has_one_size_wherever_it_is(signed_in):
+    upload = signed_in.add_adapter(signed_in.add_tenant())
+    digest = upload.version.digest
+    signed_in.engine.snapshot = EngineStats(
+        slots=(SlotStats(slot=0, digest=digest, size_bytes=REPORT["size_bytes"]),),
+    )
+
+    for path in ("", "/adapters", "/tenants/acme", f"/adapters/{upload.adapter.id}"):
+        assert "900 KiB" in words_of(signed_in.get(f"/admin{path}").text), path
 
 
 def test_deleting_needs_the_name(signed_in):

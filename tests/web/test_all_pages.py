@@ -14,7 +14,9 @@ def test_an_unknown_page_says_so_whatever_the_method(signed_in):
 
 
 def test_every_page_has_one_title_and_headings_without_gaps(signed_in):
-    upload = signed_in.add_adapter(signed_in.add_tenant())
+    tenant = signed_in.add_tenant()
+    key, _ = signed_in.add_key(tenant)
+    upload = signed_in.add_adapter(tenant)
 
     for path in (
         "",
@@ -24,6 +26,8 @@ def test_every_page_has_one_title_and_headings_without_gaps(signed_in):
         "/adapters/upload",
         f"/adapters/{upload.adapter.id}",
         "/keys",
+        f"/keys/{key.id}/revoke",
+        "/tenants/acme/suspend",
         "/usage",
         "/login",
     ):

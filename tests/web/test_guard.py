@@ -60,6 +60,12 @@ def test_behind_a_root_path_the_pages_are_guarded_too(site, root):
             assert client.get(path).status_code in (303, 404), path
 
 
+def test_the_bare_address_leads_to_the_pages(site):
+    answer = site.get("/")
+
+    assert (answer.status_code, answer.headers["location"]) == (303, "/admin")
+
+
 def test_other_paths_are_left_alone(site):
     answer = site.get("/health")
 

@@ -65,6 +65,33 @@ def test_a_key_that_makes_no_sense_is_not_made(signed_in, values, field):
         assert session.scalar(select(func.count()).select_from(ApiKey)) == 0
 
 
+def test_revoking_asks_first(signed_in):
+    key, secret = signed_in.add_key(signed_in.add_tenant())
+    [path] = re.findall(r'href="(/admin/keys/[^"]+/revoke)"', signed_in.get("/admin/keys").text)
+
+    asked = signed_in.get(path)
+
+    assert f'<form class="actions" method="post" action="{path}">' in asked.text
+    assert f"{key.prefix}…{key.last4}" in asked.text
+    assert "Revoke the key app of acme?" in words_of(asked.text)
+    assert signed_in.get("/v1/models", authorization=f"Bearer {secret}").status_code == 200
+    assert "/revoke" not in "".join(re.findall("<form[^>]*>", signed_in.get("/admin/keys").text))
+
+
+@pytest.mark.parametrize("has_adapter", [True, False])
+def test_the_call_beside_a_new_key_is_of_the_tenants_adapter_if_it_has_one(signed_in, has_adapter):
+    tenant = signed_in.add_tenant()
+    signed_in.add_adapter(signed_in.add_tenant("globex"), "other")
+    if has_adapter:
+        signed_in.add_adapter(tenant, "pirate")
+
+    made = signed_in.post("/admin/keys", tenant="acme", name="laptop")
+
+    base = signed_in.services.base_model.name
+    assert f'"model": "{"pirate" if has_adapter else base}"' in made.text
+
+
 def test_an_unknown_key_cannot_be_revoked(signed_in):
+    assert signed_in.get("/admin/keys/key_0/revoke").status_code == 404
     assert signed_in.post("/admin/keys/key_0/revoke").status_code == 404
     assert signed_in.post("/admin/keys/%00/revoke").status_code == 404

@@ -79,9 +79,10 @@ def test_durations_are_said_in_their_largest_unit(seconds, said):
 
 
 @pytest.mark.parametrize(
-    ("num_bytes", "said"), [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (1 << 30, "1.1 GB")]
+    ("num_bytes", "said"),
+    [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (1 << 30, "1 GiB"), (5 << 40, "5 TiB")],
 )
-def test_sizes_are_said_in_decimal_units(num_bytes, said):
+def test_sizes_are_said_in_binary_units(num_bytes, said):
     assert _size(num_bytes) == said
 
 

@@ -102,6 +102,22 @@ def test_every_failed_sign_in_gives_the_same_page(site):
     assert "wrong" not in pages.pop()
 
 
+def test_the_field_to_fill_next_has_the_focus(site):
+    def focused(page: str) -> list[str]:
+        return re.findall(r'<input id="(\w+)"[^>]*\sautofocus', page)
+
+    fresh = site.get("/admin/login").text
+    failed = site.post("/admin/login", username="ada@example.org", password="wrong").text
+    unnamed = site.post("/admin/login", username="", password="wrong").text
+
+    assert [focused(page) for page in (fresh, failed, unnamed)] == [
+        ["username"],
+        ["password"],
+        ["username"],
+    ]
+    assert "manylora operator reset-password" in fresh
+
+
 def test_wrong_passwords_are_throttled_for_that_name_only(site):
     for _ in range(10):
         assert site.post("/admin/login", username="admin", password="x").status_code == 401

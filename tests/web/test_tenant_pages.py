@@ -92,6 +92,20 @@ def test_suspending_refuses_the_keys_and_activating_takes_them_again(signed_in):
     assert is_let_in()
 
 
+def test_suspending_asks_first(signed_in):
+    tenant = signed_in.add_tenant()
+    page = signed_in.get("/admin/tenants/acme").text
+    [path] = re.findall(r'href="(/admin/tenants/acme/suspend)"', page)
+
+    asked = signed_in.get(path)
+
+    assert f'<form class="actions" method="post" action="{path}">' in asked.text
+    assert "suspend" not in "".join(re.findall("<form[^>]*>", page))
+    with signed_in.db.read() as session:
+        assert find_tenant(session, tenant.slug).status == "active"
+    assert signed_in.get("/admin/tenants/nobody/suspend").status_code == 404
+
+
 @pytest.mark.parametrize("slug", ["nobody", "%00", "' OR 1=1", "a" * 300])
 def test_an_unknown_tenant_is_a_page_that_says_so(signed_in, slug):
     answer = signed_in.get(f"/admin/tenants/{slug}")

@@ -102,7 +102,7 @@ def test_files_that_are_missing_unknown_or_too_large_are_named(signed_in):
 def test_the_limits_are_stated_before_the_try(signed_in):
     page = words_of(signed_in.get("/admin/adapters/upload").text)
 
-    assert "1.0 MB all together" in page
+    assert "1 MiB all together" in page
     assert "up to 64" in page
 
 
@@ -117,6 +117,37 @@ def test_a_known_name_gets_a_version_and_live_stays_unless_asked(signed_in):
     upload(signed_in, b"three", tenant="acme", name="pirate", promote="true")
     with signed_in.db.read() as session:
         assert find_adapter_named(session, tenant.id, "pirate").live.number == 3
+
+
+def test_a_version_that_does_not_go_live_says_so_and_how_to_call_it(signed_in):
+    signed_in.add_tenant()
+
+    def words_after(weights: bytes, **values: str) -> str:
+        answer = upload(signed_in, weights, tenant="acme", name="pirate", **values)
+        return words_of(signed_in.get(answer.headers["location"]).text)
+
+    first, kept = words_after(b"one"), words_after(b"two")
+    known, promoted = words_after(b"two"), words_after(b"three", promote="true")
+
+    for live in (first, promoted):
+        assert "can be called now" in live
+        assert "is still" not in live
+    for not_live in (kept, known):
+        assert "can be called now" not in not_live
+        assert "live is still v1. Call v2 as pirate@v2 , or make it live." in not_live
+    assert "passed its check and was kept" in kept
+    assert "there already" in known
+
+
+def test_uploading_a_version_starts_with_the_adapters_tenant_and_name(signed_in):
+    upload = signed_in.add_adapter(signed_in.add_tenant())
+    page = signed_in.get(f"/admin/adapters/{upload.adapter.id}").text
+
+    link = re.search(r'href="([^"]+)">Upload a version', page)[1].replace("&amp;", "&")
+    form = signed_in.get(link).text
+
+    assert '<option value="acme" selected>' in form
+    assert re.search(r'id="name"[^>]* value="pirate"', form)
 
 
 def test_the_spooled_files_are_closed_whatever_came_of_them(signed_in, monkeypatch):

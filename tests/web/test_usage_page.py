@@ -41,6 +41,10 @@ def test_sums_and_rows_are_those_of_the_filter(used, query, prompt, cached, answ
     assert page.text.count('<code title="req_') == rows
 
 
+def test_the_sums_say_that_they_are_of_all_time(used):
+    assert "of all time" in used.get("/admin/usage").text
+
+
 def test_an_answer_of_the_api_appears_with_its_own_usage_block(signed_in):
     _, secret = signed_in.add_key(signed_in.add_tenant())
     model = signed_in.services.base_model.name

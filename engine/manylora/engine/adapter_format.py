@@ -75,17 +75,16 @@ def read_adapter(
     """
     settings = AdapterConfig.read(folder / CONFIG_FILE)
     weights = SafetensorsFile.read(folder / WEIGHTS_FILE)
-    modules, reasons = _match_modules(weights, settings, config.linear_shapes())
+    modules, problems = _match_modules(weights, settings, config.linear_shapes())
     for module in modules:
         if module.rank > max_lora_rank:
-            reasons.append(
-                f"{module.path}: rank {module.rank} is above this server's --max-lora-rank "
-                f"{max_lora_rank}"
-            )
+            problem = f"rank {module.rank} is above this server's --max-lora-rank {max_lora_rank}"
+            problems.append((module.path, problem))
         if not was_checked and not settings.targets(module.path):
-            reasons.append(f"{module.path} has weights, but target_modules does not name it")
-    if not modules and not reasons:
-        reasons.append("the weights file adapts no module of the base model")
+            problems.append((module.path, "has weights, but target_modules does not name it"))
+    if not modules and not problems:
+        problems.append((WEIGHTS_FILE, "adapts no module of the base model"))
+    reasons = _grouped(problems)
     reasons = reasons or _not_finite(weights, modules)
     if reasons:
         raise AdapterError(reasons)
@@ -107,27 +106,44 @@ def _not_finite(weights: SafetensorsFile, modules: list[AdapterModule]) -> list[
     ]
 
 
+def _grouped(problems: list[tuple[str, str]]) -> list[str]:
+    """One reason for each problem, however many modules or tensors have it."""
+    by_problem: dict[str, list[str]] = {}
+    for name, problem in problems:
+        by_problem.setdefault(problem, []).append(name)
+    return [
+        f"{names[0]}: {problem}"
+        if len(names) == 1
+        else f"{names[0]} and {len(names) - 1} more: {problem}"
+        for problem, names in by_problem.items()
+    ]
+
+
 def _match_modules(
     weights: SafetensorsFile, settings: AdapterConfig, shapes: dict[str, tuple[int, int]]
-) -> tuple[list[AdapterModule], list[str]]:
-    """Pair A and B tensors by module; a tensor that is not applied exactly is a reason."""
+) -> tuple[list[AdapterModule], list[tuple[str, str]]]:
+    """Pair A and B tensors by module.
+
+    Returns:
+        The modules, and (name, problem) of each that would not be applied exactly.
+    """
     pairs: dict[str, dict[str, TensorEntry]] = {}
-    reasons = []
+    problems = []
     for entry in weights.entries:
         path, part = _split_name(entry.name)
         if part is None or path not in shapes:
-            reasons.append(f"{entry.name}: the base model has no such linear layer")
+            problems.append((entry.name, "the base model has no such linear layer"))
         else:
             pairs.setdefault(path, {})[part] = entry
     modules = []
     for path in sorted(pairs):
-        problem = _pair_problem(path, pairs[path], shapes[path], settings)
+        problem = _pair_problem(pairs[path], shapes[path], settings.rank(path))
         if problem:
-            reasons.append(problem)
+            problems.append((path, problem))
             continue
         a, b = pairs[path]["A"], pairs[path]["B"]
         modules.append(AdapterModule(path, a.shape[0], settings.scale(path), a, b))
-    return modules, reasons
+    return modules, problems
 
 
 def _split_name(name: str) -> tuple[str, str | None]:
@@ -139,21 +155,19 @@ def _split_name(name: str) -> tuple[str, str | None]:
     return name, None
 
 
-def _pair_problem(
-    path: str, pair: dict[str, TensorEntry], shape: tuple[int, int], settings: AdapterConfig
-) -> str | None:
+def _pair_problem(pair: dict[str, TensorEntry], shape: tuple[int, int], rank: int) -> str | None:
     for part in ("A", "B"):
         if part not in pair:
-            return f"{path}: lora_{part} is missing"
-    a, b = pair["A"], pair["B"]
+            return f"lora_{part} is missing"
+    a, b = pair["A"].shape, pair["B"].shape
     out_features, in_features = shape
-    rank = settings.rank(path)
-    for entry, expected in ((a, (rank, in_features)), (b, (out_features, rank))):
-        if entry.shape != expected:
-            return (
-                f"{entry.name} has shape {list(entry.shape)}; the base model and a rank of "
-                f"{rank} ask for {list(expected)}"
-            )
+    if (a[1], b[0]) != (in_features, out_features):
+        return (
+            f"lora_A and lora_B have shapes {list(a)} and {list(b)}; the base model asks for "
+            f"{in_features} columns and {out_features} rows"
+        )
+    if (a[0], b[1]) != (rank, rank):
+        return f"adapter_config.json gives it rank {rank}; its weights have rank {a[0]}"
     return None
 
 

@@ -24,9 +24,10 @@ class AdapterError(EngineError):
 
     def __init__(self, reasons: tuple[str, ...] | list[str]) -> None:
         """Keep the first reasons, cut short: names in a hostile file may be of any length."""
-        kept = [_shortened(reason) for reason in reasons[:MAX_REASONS]]
-        if len(reasons) > MAX_REASONS:
-            kept.append(f"and {len(reasons) - MAX_REASONS} more")
+        most = len(reasons) if len(reasons) <= MAX_REASONS + 1 else MAX_REASONS
+        kept = [_shortened(reason) for reason in reasons[:most]]
+        if len(reasons) > most:
+            kept.append(f"and {len(reasons) - most} more")
         super().__init__("; ".join(kept))
         self.reasons = tuple(kept)
 

@@ -15,7 +15,7 @@ from manylora.engine.core import EngineCore
 from manylora.engine.errors import EngineError, RequestFailedError, WireError
 from manylora.engine.local import LocalEngine
 from manylora.engine.logs import configure_logs
-from manylora.engine.supervisor import CANNOT_START
+from manylora.engine.supervisor import CANNOT_START, REASON_SUFFIX
 from manylora.engine.wire import (
     Abort,
     Add,
@@ -48,6 +48,7 @@ def main(socket: Path, config: EngineConfig, log_level: str) -> None:
         core = build_engine(config)
     except (EngineError, ValueError) as error:
         logger.error("engine_cannot_start", reason=str(error))  # noqa: TRY400 -- one line
+        socket.with_suffix(REASON_SUFFIX).write_text(str(error))
         sys.exit(CANNOT_START)
     info = core.info
     logger.info(

@@ -19,6 +19,7 @@ CONNECT_POLL_SECONDS = 0.05
 START_SECONDS = 900.0  # to load the model
 END_SECONDS = 5.0  # to end by itself
 CANNOT_START = 2  # exit status: trying again would not help
+REASON_SUFFIX = ".reason"  # beside the socket, the file that then says why
 HANG_SECONDS = 120.0  # a step, or silence, of this length means that the process hangs
 FIRST_PAUSE_SECONDS = 0.2
 LONGEST_PAUSE_SECONDS = 30.0
@@ -49,7 +50,7 @@ class SupervisedEngine:
         self._remote: RemoteEngine | None = None
         self._keeping: asyncio.Task[None] | None = None
         self.num_restarts = 0
-        self.cannot_start = False  # for good: its log says why
+        self.failure: str | None = None  # why it cannot start, for good
 
     @property
     def pid(self) -> int | None:
@@ -82,8 +83,8 @@ class SupervisedEngine:
             await asyncio.wait([self._keeping])
 
     def _engine(self) -> RemoteEngine:
-        if self.cannot_start:
-            raise EngineUnavailableError("the engine cannot start; its log says why")
+        if self.failure is not None:
+            raise EngineUnavailableError("the engine cannot start")
         if self._remote is None:
             raise EngineUnavailableError("the engine is starting", retry_after=2.0)
         return self._remote
@@ -96,13 +97,13 @@ class SupervisedEngine:
     async def _keep_running(self) -> None:
         """Run processes one after another, until one says that it cannot start."""
         pause = FIRST_PAUSE_SECONDS
-        while not self.cannot_start:
+        while self.failure is None:
             try:
                 served = await self._run_once()
             except Exception:
                 logger.exception("engine_not_supervised")
                 served = False
-            if self.cannot_start:
+            if self.failure is not None:
                 return
             pause = FIRST_PAUSE_SECONDS if served else min(2 * pause, LONGEST_PAUSE_SECONDS)
             self.num_restarts += 1
@@ -131,7 +132,8 @@ class SupervisedEngine:
         try:
             self._remote = await self._connect(process)
             if self._remote is None:
-                self.cannot_start = process.returncode == CANNOT_START
+                if process.returncode == CANNOT_START:
+                    self.failure = self._socket.with_suffix(REASON_SUFFIX).read_text()
                 return False
             await self._watch(self._remote)
             return True

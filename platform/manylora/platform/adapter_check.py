@@ -11,6 +11,7 @@ from typing import Any
 
 import structlog
 
+from manylora.engine.errors import AdapterError
 from manylora.platform.errors import CheckFailedError
 
 log = structlog.get_logger(__name__)
@@ -19,8 +20,6 @@ TIMEOUT_SECONDS = 60.0
 MEMORY_LIMIT_BYTES = 8 << 30
 _ACCEPTED, _REFUSED = 0, 1
 _KEPT_VARIABLES = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "LANG", "TMPDIR")  # no secrets
-_MAX_REASONS = 20  # a refusal answers in kilobytes, whatever was uploaded
-_MAX_REASON_LENGTH = 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,12 +99,6 @@ def _parse(out: bytes) -> CheckResult | None:
     return CheckResult(
         accepted=found["accepted"],
         digest=found["digest"],
-        reasons=tuple(_short(reason) for reason in found["reasons"][:_MAX_REASONS]),
+        reasons=AdapterError(found["reasons"]).reasons,  # kept short, whatever the child says
         report=found["report"],
     )
-
-
-def _short(reason: str) -> str:
-    if len(reason) <= _MAX_REASON_LENGTH:
-        return reason
-    return reason[: _MAX_REASON_LENGTH - 1] + "…"

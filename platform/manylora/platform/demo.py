@@ -15,7 +15,7 @@ from manylora.platform.db import Database
 from manylora.platform.errors import ConflictError, DemoError
 from manylora.platform.keys import authenticate, issue_key
 from manylora.platform.models import User
-from manylora.platform.operators import create_operator, new_password
+from manylora.platform.operators import create_operator, new_password, operator_of
 from manylora.platform.services import Services
 from manylora.platform.storage import REQUIRED_FILES, LocalFile
 from manylora.platform.tenants import create_tenant, find_tenant
@@ -27,7 +27,7 @@ ADAPTERS = Path(__file__).parents[3] / "examples" / "adapters"
 
 class Admin(TypedDict):
     email: str
-    password: str | None  # None: it was chosen at an earlier start whose facts are lost
+    password: str | None  # None: it was set, or shown, where the demo did not learn of it
 
 
 class DemoTenant(TypedDict):
@@ -58,7 +58,7 @@ async def seed_demo(services: Services, base_url: str, password: str | None = No
     """
     path = services.settings.data_dir / "demo.json"
     known = _read_facts(path)
-    password = password or (known["admin"]["password"] if known else None)
+    password = password or await run_sync(_known_password, services.db, known)
     facts = DemoFacts(
         base_url=base_url,
         admin={"email": OPERATOR_EMAIL, "password": password},
@@ -89,7 +89,7 @@ def how_to_begin(facts: DemoFacts) -> str:
         "temperature": 0,
     }
     lines = [
-        f"  admin   {base_url}/admin   {admin['email']}   {admin['password'] or ''}",
+        f"  admin   {base_url}/admin   {admin['email']}   {_said_password(admin)}",
         *tenants,
         "try it:",
         f"  curl {base_url}/v1/chat/completions \\",
@@ -144,6 +144,20 @@ def _files(name: str) -> Iterator[LocalFile]:
         if not path.is_file():
             raise DemoError(f"the demo adapter {name} is not here: {path} is missing")
         yield LocalFile(path)
+
+
+def _known_password(db: Database, known: DemoFacts | None) -> str | None:
+    """The first operator's password, unless another was set since it was written down."""
+    password = known["admin"]["password"] if known else None
+    if password is None or operator_of(db, email=OPERATOR_EMAIL, password=password) is None:
+        return None
+    return password
+
+
+def _said_password(admin: Admin) -> str:
+    if admin["password"] is not None:
+        return admin["password"]
+    return f"password: as set; `manylora operator reset-password {admin['email']}` makes another"
 
 
 def _known_key(known: DemoFacts | None, slug: str) -> str | None:

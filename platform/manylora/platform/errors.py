@@ -5,6 +5,8 @@ from typing import Any
 
 from manylora.engine import errors as engine_errors
 
+_SHOWN_CHARS = 64  # of what a client sent, in a message
+
 
 class PlatformError(Exception):
     """A request that is answered with an error. `param` names the field, never its value."""
@@ -16,6 +18,12 @@ class PlatformError(Exception):
         self.code = code
 
 
+def legible(name: str) -> str:
+    """A name that a client sent, safe to show: of printable characters, and not long."""
+    shown = "".join(letter if letter.isprintable() else "?" for letter in name)
+    return shown if len(shown) <= _SHOWN_CHARS else shown[:_SHOWN_CHARS] + "..."
+
+
 class InvalidInputError(PlatformError):
     """What was sent cannot be accepted as it stands."""
 
@@ -24,7 +32,9 @@ class UnauthenticatedError(PlatformError):
     """No valid key. Always the same words: which of its reasons holds is nobody's business."""
 
     def __init__(self) -> None:
-        super().__init__("Incorrect API key provided, or none. Send it as: Authorization: Bearer")
+        super().__init__(
+            "Incorrect API key provided, or none. Send it as: Authorization: Bearer YOUR_KEY"
+        )
 
 
 class PermissionDeniedError(PlatformError):
@@ -38,8 +48,12 @@ class NotFoundError(PlatformError):
 class ModelNotFoundError(NotFoundError):
     """`model` names nothing that this tenant may call."""
 
-    def __init__(self) -> None:
-        super().__init__("The model does not exist or you do not have access to it.", param="model")
+    def __init__(self, model: str) -> None:
+        super().__init__(
+            f"The model {legible(model)} does not exist or you do not have access to it; "
+            "GET /v1/models lists what this key may call.",
+            param="model",
+        )
 
 
 class RequestTimeoutError(PlatformError):
@@ -85,6 +99,13 @@ class CheckFailedError(PlatformError):
         super().__init__("The adapter could not be checked; that is the server's fault.")
 
 
+class ServerStoppingError(PlatformError):
+    """The server was told to stop, and did not wait any longer for this request."""
+
+    def __init__(self) -> None:
+        super().__init__("The server is stopping; try again in a moment.")
+
+
 class DatabaseUnavailableError(PlatformError):
     """What must be known before an answer cannot be read."""
 
@@ -123,6 +144,7 @@ MEANINGS: dict[type[Exception], Meaning] = {
     StorageFullError: Meaning(507, _SERVER, "storage_full"),
     UploadsBusyError: Meaning(503, _SERVER, "overloaded"),
     CheckFailedError: Meaning(503, _SERVER, "check_failed"),
+    ServerStoppingError: Meaning(503, _SERVER, "shutting_down"),
     DatabaseUnavailableError: Meaning(503, _SERVER, "database_unavailable"),
     engine_errors.InvalidRequestError: Meaning(400, _REQUEST),
     engine_errors.AdapterError: Meaning(503, _SERVER, "adapter_failed"),

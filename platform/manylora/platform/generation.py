@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import weakref
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -17,15 +18,17 @@ from manylora.engine.client import EngineClient
 from manylora.engine.errors import EngineError, RequestFailedError
 from manylora.platform import usage
 from manylora.platform.db import Database
+from manylora.platform.errors import ServerStoppingError
 from manylora.platform.routing import Route
 
 log = structlog.get_logger(__name__)
 
-Status = Literal["ok", "client_abort", "engine_error"]
+Status = Literal["ok", "client_abort", "server_stop", "engine_error"]
 _ABORT_SECONDS = 5.0
 _RETRY_SECONDS = (0.2, 1.0, 3.0)  # pauses before a usage row is written again
 
 _settlements: set[asyncio.Task[bool]] = set()
+_running: weakref.WeakSet["Generation"] = weakref.WeakSet()
 
 
 async def all_settled() -> None:
@@ -35,7 +38,22 @@ async def all_settled() -> None:
         await asyncio.wait(pending)
 
 
-@dataclass(slots=True, kw_only=True)
+def count_running() -> int:
+    """How many requests the engine works on, or will."""
+    return len(_running)
+
+
+def stop_running() -> None:
+    """End every running request with an error, because the server stops.
+
+    For the event loop that runs them. A request whose client does not read what was written goes
+    on until it is cancelled; it too is settled as `server_stop`.
+    """
+    for generation in list(_running):
+        generation.stop()
+
+
+@dataclass(slots=True, kw_only=True, eq=False, weakref_slot=True)
 class Generation:
     """A request, what the engine has made of it so far, and its usage row."""
 
@@ -50,23 +68,51 @@ class Generation:
     delivered_tokens: int = 0
     _outputs: AsyncIterator[RequestOutput] = field(init=False)
     _settlement: asyncio.Task[bool] | None = None
+    _patience: asyncio.Timeout | None = None  # of whoever waits for an output
+    _stopped: bool = False
 
     def __post_init__(self) -> None:
         self._outputs = self.engine.generate(self.request)
+        _running.add(self)
+
+    @property
+    def cut_off_status(self) -> Status:
+        """Who cut it off, if it did not end by itself."""
+        return "server_stop" if self._stopped else "client_abort"
+
+    def stop(self) -> None:
+        """Let `next` raise `ServerStoppingError`, also where somebody waits in it already."""
+        self._stopped = True
+        if self._patience is not None:
+            pass
 
     async def next(self) -> RequestOutput:
         """The next delta; the one with a finish reason is the last.
 
         Raises:
             EngineError: as `EngineClient.generate` does.
+            ServerStoppingError: `stop` was called.
         """
-        output = await anext(self._outputs, None)
+        output = await self._next_output()
         if output is None:
             raise RequestFailedError("the engine ended the request without a finish reason")
         self.last = output
         if output.finish_reason in (FinishReason.ERROR, FinishReason.ABORT):
             raise RequestFailedError(output.error or "the engine gave the request up")
         return output
+
+    async def _next_output(self) -> RequestOutput | None:
+        if self._stopped:
+            raise ServerStoppingError
+        try:
+            async with asyncio.timeout(None) as self._patience:
+                return await anext(self._outputs, None)
+        except TimeoutError as error:
+            if self._stopped:
+                raise ServerStoppingError from error
+            raise
+        finally:
+            self._patience = None
 
     def count_delivered(self) -> None:
         """All tokens so far go to the client's socket: call it before the write."""
@@ -103,6 +149,7 @@ class Generation:
 
     async def close(self) -> None:
         """Let go of the engine, which aborts the request if it still runs. Writes no usage."""
+        _running.discard(self)
         # A generator that is running already is being cancelled by whoever runs it, and an engine
         # that is away has nothing to abort.
         gone = suppress(RuntimeError, EngineError)

@@ -204,7 +204,7 @@ class UsageRecord(Base):
     adapter_version: Mapped[int | None]
     adapter_digest: Mapped[str | None] = mapped_column(String(64))
     route: Mapped[str] = mapped_column(String(64))
-    status: Mapped[str] = mapped_column(String(16))  # ok, client_abort, engine_error
+    status: Mapped[str] = mapped_column(String(16))  # generation.Status
     finish_reason: Mapped[str | None] = mapped_column(String(16))
     prompt_tokens: Mapped[int]
     cached_tokens: Mapped[int]

@@ -88,6 +88,15 @@ def sign_in(database: Database, *, email: str, password: str) -> str | None:
     The password is checked through a reader, so that nobody waits for the hash with the write
     lock held.
     """
+    user = operator_of(database, email=email, password=password)
+    if user is None:
+        return None
+    with database.write() as session:
+        return _start_session(session, user)
+
+
+def operator_of(database: Database, *, email: str, password: str) -> User | None:
+    """The operator whom the email and the password would sign in."""
     if len(email) > MAX_EMAIL_CHARS or len(password.encode()) > MAX_PASSWORD_BYTES:
         return None
     if "\0" in email:  # PostgreSQL refuses the statement
@@ -95,10 +104,7 @@ def sign_in(database: Database, *, email: str, password: str) -> str | None:
     with database.read() as session:
         user = session.scalar(select(User).where(User.email == email.strip().lower()))
     matches = _verify(user.password_hash if user else _NOBODY, password)
-    if user is None or not matches or not _may_operate(user):
-        return None
-    with database.write() as session:
-        return _start_session(session, user)
+    return user if user is not None and matches and _may_operate(user) else None
 
 
 def _start_session(session: DbSession, user: User) -> str:

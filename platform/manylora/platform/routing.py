@@ -61,11 +61,11 @@ def resolve_adapter(session: Session, tenant_id: str, base: BaseModel, model: st
     """
     name, at, label = model.partition("@")
     if len(model) > _MAX_MODEL_LENGTH or (at and not label):
-        raise ModelNotFoundError
+        raise ModelNotFoundError(model)
     view = find_adapter_named(session, tenant_id, name)
     version = _version(view, label or LIVE) if view else None
     if view is None or version is None or view.adapter.base_model_id != base.id:
-        raise ModelNotFoundError
+        raise ModelNotFoundError(model)
     return Route(
         base_model=base.name,
         adapter=view.adapter.name,

@@ -13,7 +13,12 @@ from typing import BinaryIO, Protocol
 
 import anyio
 
-from manylora.platform.errors import InvalidInputError, StorageFullError, TooLargeError
+from manylora.platform.errors import (
+    InvalidInputError,
+    StorageFullError,
+    TooLargeError,
+    legible,
+)
 
 REQUIRED_FILES = ("adapter_config.json", "adapter_model.safetensors")
 IGNORED_FILES = (  # training leaves them beside; nothing reads them, so they are not kept
@@ -27,6 +32,7 @@ IGNORED_FILES = (  # training leaves them beside; nothing reads them, so they ar
     "tokenizer_config.json",
     "training_args.bin",
 )
+_PICKLES = (".bin", ".pt", ".pth")
 _CHUNK_BYTES = 1 << 20
 _STAGING_SECONDS = 24 * 3600  # no upload takes longer
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
@@ -143,7 +149,7 @@ async def write_files(
     """Write an upload's files under their known names; the names of those that are not kept.
 
     Raises:
-        InvalidInputError: a file is unknown, missing or given twice.
+        InvalidInputError: a file is unknown, missing, empty or given twice.
         TooLargeError: all together they exceed `max_bytes`.
     """
     names = [_known_name(file.filename) for file in files]
@@ -158,8 +164,12 @@ async def write_files(
 def _known_name(filename: str | None) -> str:
     if filename in REQUIRED_FILES or filename in IGNORED_FILES:
         return filename
-    known = ", ".join(REQUIRED_FILES + IGNORED_FILES)
-    raise InvalidInputError(f"files: only these are taken: {known}", param="files")
+    refused = legible((filename or "a file without a name").rpartition("/")[2])
+    if refused.endswith(_PICKLES):
+        advice = "save the adapter as safetensors (peft: save_pretrained does)"
+    else:
+        advice = "only these are taken: " + ", ".join(REQUIRED_FILES + IGNORED_FILES)
+    raise InvalidInputError(f"{refused} is not taken: {advice}", param="files")
 
 
 def _check_names(names: list[str]) -> None:
@@ -181,6 +191,8 @@ async def _write_file(path: Path, file: UploadedFile, max_bytes: int) -> int:
             await anyio.to_thread.run_sync(target.write, chunk)
         target.flush()
         await anyio.to_thread.run_sync(os.fsync, target.fileno())
+    if size == 0:
+        raise InvalidInputError(f"files: {path.name} is empty", param="files")
     return size
 
 

@@ -20,7 +20,7 @@ class Usage:
     request_id: str
     base_model: str
     route: str  # "chat" or "completions"
-    status: str  # "ok", "client_abort" or "engine_error"
+    status: str  # "ok", "client_abort", "server_stop" or "engine_error"
     finish_reason: str | None
     prompt_tokens: int
     cached_tokens: int

@@ -56,7 +56,7 @@ async def read_form(request: Request) -> Form:
     async for chunk in request.stream():
         body += chunk
         if len(body) > MAX_FORM_BYTES:
-            raise TooLargeError(f"A form may have at most {MAX_FORM_BYTES // 1024} kB.")
+            raise TooLargeError(f"A form may have at most {MAX_FORM_BYTES // 1024} KiB.")
     values: dict[str, list[str]] = {}
     try:
         pairs = parse_qsl(

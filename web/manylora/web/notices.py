@@ -1,5 +1,7 @@
 """What a page says about the action that led to it: a name in the URL, the words here."""
 
+from urllib.parse import urlencode
+
 from fastapi import Request
 from fastapi.responses import RedirectResponse
 
@@ -8,6 +10,7 @@ NOTICES = {
     "tenant-suspended": "The tenant is suspended: its keys are refused from now on.",
     "tenant-activated": "The tenant is active again.",
     "adapter-uploaded": "The adapter passed its check and can be called now.",
+    "version-kept": "The version passed its check and was kept.",
     "adapter-known": "These very weights were there already as this version.",
     "adapter-deleted": "The adapter was deleted.",
     "alias-moved": "The alias points to the version that you chose.",
@@ -15,10 +18,10 @@ NOTICES = {
 }
 
 
-def to_page(path: str, notice: str) -> RedirectResponse:
-    """Lead to a page, after something was done, with a word about it."""
+def to_page(path: str, notice: str, **query: int) -> RedirectResponse:
+    """Lead to a page, after something was done, with a word about it; `query` is the page's own."""
     assert notice in NOTICES
-    return RedirectResponse(f"{path}?notice={notice}", status_code=303)
+    return RedirectResponse(f"{path}?{urlencode({'notice': notice, **query})}", status_code=303)
 
 
 def notice_of(request: Request) -> str | None:

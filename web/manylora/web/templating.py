@@ -99,11 +99,11 @@ def _duration(seconds: float) -> str:
 
 def _size(num_bytes: int) -> str:
     value = float(num_bytes)
-    for unit in ("B", "kB", "MB", "GB"):
-        if value < 1000:
-            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
-        value /= 1000
-    return f"{value:.1f} TB"
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1024:
+            return f"{round(value, 1):g} {unit}"
+        value /= 1024
+    return f"{round(value, 1):g} TiB"
 
 
 def _number(value: int) -> str:

@@ -99,8 +99,8 @@ def _limit(asked: Asked, num_prompt_tokens: int, context: int) -> int:
     left = context - num_prompt_tokens
     if left < 1:
         raise InvalidInputError(
-            f"This model's maximum context length is {context} tokens, but {field} has "
-            f"{num_prompt_tokens} tokens; shorten it.",
+            f"This model's maximum context length is {context} tokens, but your prompt ({field}) "
+            f"is {num_prompt_tokens} tokens long; shorten it.",
             param=field,
             code=CONTEXT_EXCEEDED,
         )
@@ -109,8 +109,9 @@ def _limit(asked: Asked, num_prompt_tokens: int, context: int) -> int:
     if asked.token_limit > left:
         limit_field = "max_tokens" if asked.body.max_tokens else "max_completion_tokens"
         raise InvalidInputError(
-            f"This model's maximum context length is {context} tokens, but {asked.token_limit} "
-            f"were asked for beyond the {num_prompt_tokens} of {field}; lower {limit_field}.",
+            f"This model's maximum context length is {context} tokens. Your prompt ({field}) takes "
+            f"{num_prompt_tokens} of them and {limit_field} asks for {asked.token_limit} more; "
+            f"lower it to {left}.",
             param=limit_field,
             code=CONTEXT_EXCEEDED,
         )

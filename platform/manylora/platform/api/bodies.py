@@ -1,9 +1,10 @@
 """What clients may send to `/v1`. Strict: no coercion, and unknown fields are refused by name."""
 
+import json
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from manylora.platform.errors import InvalidInputError
@@ -81,7 +82,7 @@ class Body(BaseModel):
         for name in cls.asks_for_nothing.keys() & kept.keys():
             asked = kept.pop(name)
             if asked is not None and not _is_one_of(asked, cls.asks_for_nothing[name]):
-                raise _not_supported(name)
+                raise _not_supported(name, cls.asks_for_nothing[name])
         return kept
 
 
@@ -139,9 +140,13 @@ def _is_one_of(asked: Any, neutral: tuple[Any, ...]) -> bool:
     return any(asked == n and isinstance(asked, bool) == isinstance(n, bool) for n in neutral)
 
 
-def _not_supported(name: str) -> ValidationError:
+def _not_supported(name: str, neutral: tuple[Any, ...]) -> ValidationError:
     """A fault that has its place in the body; pydantic adds where this object is in it."""
-    kind = PydanticCustomError("not_supported", "this value is not supported")
+    if any(neutral):
+        values = " or ".join(json.dumps(value) for value in neutral)
+        kind = PydanticCustomError("only_neutral", "only {values} is supported", {"values": values})
+    else:  # no value, or one like false and [], is not to have it at all
+        kind = PydanticCustomError("not_supported", "not supported by this server")
     fault = InitErrorDetails(type=kind, loc=(name,), input=None)
     return ValidationError.from_exception_data("Body", [fault])
 
@@ -151,6 +156,15 @@ class TextPart(Body):
 
     type: Literal["text"]
     text: str
+
+    @field_validator("type", mode="before")
+    @classmethod
+    def _only_text(cls, value: Any) -> Any:
+        if isinstance(value, str) and value != "text":
+            raise PydanticCustomError(
+                "only_text", "images are not supported: only parts of type text"
+            )
+        return value
 
 
 class Message(Body):
@@ -215,3 +229,11 @@ class CompletionBody(SamplingBody):
     """`POST /v1/completions`. One prompt: text or token ids, bare or as a list of one."""
 
     prompt: Prompt
+
+    @field_validator("prompt", mode="before")
+    @classmethod
+    def _one_prompt(cls, value: Any) -> Any:
+        several = isinstance(value, list) and len(value) > 1
+        if several and all(isinstance(part, str | list) for part in value[:2]):
+            raise PydanticCustomError("one_prompt", "one prompt per request")
+        return value

@@ -143,10 +143,7 @@ def checked(model: type[BodyT], value: Any) -> BodyT:
         return model.model_validate(value)
     except ValidationError as error:
         fault, path = _deepest_fault(error, value)
-        if fault["type"] == "extra_forbidden":
-            raise InvalidInputError(f"unknown field: {path}", param=path) from error
-        message = fault["msg"].removeprefix("Value error, ")
-        raise InvalidInputError(f"{path}: {message}", param=path) from error
+        raise InvalidInputError(_said(fault, path), param=path) from error
 
 
 def _deepest_fault(error: ValidationError, value: Any) -> tuple[ErrorDetails, str]:
@@ -158,6 +155,16 @@ def _deepest_fault(error: ValidationError, value: Any) -> tuple[ErrorDetails, st
         if len(inside) > len(path) and inside.startswith(path):
             return fault, inside
     return first, path
+
+
+def _said(fault: ErrorDetails, path: str) -> str:
+    if fault["type"] == "extra_forbidden":
+        return f"unknown field: {path}"
+    if fault["type"] == "not_supported":
+        return f"{path} is {fault['msg']}"
+    if fault["type"] in ("too_short", "string_too_short"):  # every least length here is one
+        return f"{path} must not be empty"
+    return f"{path}: {fault['msg'].removeprefix('Value error, ')}"
 
 
 def _path(location: tuple[int | str, ...], value: Any) -> str:

@@ -17,7 +17,7 @@ from manylora.engine.api import RequestOutput
 from manylora.engine.errors import EngineError
 from manylora.platform.api.body import JsonAnswer
 from manylora.platform.api.shapes import Shape
-from manylora.platform.errors import DatabaseUnavailableError, envelope
+from manylora.platform.errors import DatabaseUnavailableError, ServerStoppingError, envelope
 from manylora.platform.generation import Generation
 
 _DONE = b"data: [DONE]\n\n"
@@ -36,7 +36,8 @@ async def answer(
     Nothing is sent before the first output exists, so that an error until then has its status.
 
     Raises:
-        EngineError, ClientGoneError, DatabaseUnavailableError: before the first byte of it.
+        EngineError, ClientGoneError, DatabaseUnavailableError, ServerStoppingError: before the
+            first byte of it.
     """
     headers = generation.route.headers
     if not stream:
@@ -61,7 +62,8 @@ class _Stream(StreamingResponse):
         try:
             await super().__call__(scope, receive, send)
         finally:
-            await self._generation.settle("client_abort")  # unless it was settled before
+            # Unless it was settled before.
+            await self._generation.settle(self._generation.cut_off_status)
 
 
 async def unless_client_goes(
@@ -84,6 +86,9 @@ async def unless_client_goes(
         raise
     except EngineError:
         await _give_up(generation)
+        raise
+    except ServerStoppingError:
+        await generation.settle("server_stop")
         raise
     finally:
         await _cancel(watching)
@@ -121,6 +126,9 @@ async def _events(
     except (EngineError, DatabaseUnavailableError) as error:
         await generation.settle("engine_error")
         yield _event(envelope(error))  # and no [DONE]: the SDKs raise
+    except ServerStoppingError as error:
+        await generation.settle("server_stop")
+        yield _event(envelope(error))
 
 
 async def _complete(generation: Generation) -> None:
@@ -136,7 +144,7 @@ async def _complete(generation: Generation) -> None:
 
 async def _abort(working: asyncio.Future[Any], generation: Generation) -> None:
     await _cancel(working)
-    await generation.settle("client_abort")
+    await generation.settle(generation.cut_off_status)
 
 
 async def _give_up(generation: Generation) -> None:
@@ -154,7 +162,7 @@ async def _disconnected(http: Request) -> None:
 
 async def _cancel(task: asyncio.Future[Any]) -> None:
     task.cancel()
-    with suppress(asyncio.CancelledError, EngineError):
+    with suppress(asyncio.CancelledError, EngineError, ServerStoppingError):
         await task
 
 

@@ -11,6 +11,7 @@ from manylora.platform.adapters import AdapterView, find_adapter, list_adapters,
 from manylora.platform.api.auth import services_of
 from manylora.platform.db import Database
 from manylora.platform.errors import InvalidInputError, NotFoundError
+from manylora.platform.models import AdapterVersion
 from manylora.platform.usage import recent
 from manylora.web.engine_view import look_at
 from manylora.web.figures import tokens_by_hour, totals
@@ -35,7 +36,8 @@ async def list_all(request: Request) -> Response:
 
 @router.get("/admin/adapters/{adapter_id}")
 async def show(request: Request, adapter_id: str) -> Response:
-    return await adapter_page(request, adapter_id)
+    """An adapter; `?version=2` shows that version instead of the live one."""
+    return await adapter_page(request, adapter_id, version=request.query_params.get("version", ""))
 
 
 @router.post("/admin/adapters/{adapter_id}/alias")
@@ -69,11 +71,12 @@ async def adapter_page(
     adapter_id: str,
     values: Mapping[str, object] | None = None,
     *,
+    version: str = "",
     status: int = 200,
 ) -> Response:
-    """The page of one adapter, with what a form on it came to."""
+    """The page of one adapter at a version, with what a form on it came to."""
     services = services_of(request)
-    shown = await run_in_threadpool(_adapter_values, services.db, adapter_id)
+    shown = await run_in_threadpool(_adapter_values, services.db, adapter_id, version)
     engine = await look_at(services.engine)
     defaults = {
         "engine": engine,
@@ -96,6 +99,20 @@ def read_adapter(request: Request, adapter_id: str) -> AdapterView:
         return _existing_adapter(session, adapter_id)
 
 
+def version_of(view: AdapterView, number: str) -> AdapterVersion:
+    """The version that a page's reader chose; the live one when the text is empty.
+
+    Raises:
+        NotFoundError
+    """
+    if not number:
+        return view.live or view.versions[0]
+    for version in view.versions:
+        if str(version.number) == number:
+            return version
+    raise NotFoundError("There is no such version of this adapter.")
+
+
 def _existing_adapter(session: Session, adapter_id: str) -> AdapterView:
     view = find_adapter(session, adapter_id)
     if view is None:
@@ -108,12 +125,13 @@ def _all(database: Database) -> list[AdapterView]:
         return list_adapters(session)
 
 
-def _adapter_values(database: Database, adapter_id: str) -> dict[str, object]:
+def _adapter_values(database: Database, adapter_id: str, version: str) -> dict[str, object]:
     with database.read() as session:
         view = _existing_adapter(session, adapter_id)
         tenant_id, name = view.tenant.id, view.adapter.name
         return {
             "view": view,
+            "shown": version_of(view, version),
             "totals": totals(session, tenant_id=tenant_id, adapter=name),
             "hours": tokens_by_hour(session, tenant_id=tenant_id, adapter=name),
             "lines": recent(session, tenant_id=tenant_id, adapter=name, limit=RECENT_REQUESTS),

@@ -9,7 +9,7 @@ from manylora.platform.api.auth import services_of
 from manylora.platform.errors import InvalidInputError, NotFoundError, PlatformError
 from manylora.platform.ids import now_us
 from manylora.platform.keys import SCOPES, find_key, issue_key, list_keys, revoke_key
-from manylora.platform.models import Tenant
+from manylora.platform.models import ApiKey, Tenant
 from manylora.platform.tenants import find_tenant, list_tenants
 from manylora.web.forms import Form, Posted
 from manylora.web.notices import to_page
@@ -56,14 +56,34 @@ def create(request: Request, form: Posted) -> Response:
     return render(request, "key_created.html", values)
 
 
+@router.get("/admin/keys/{key_id}/revoke")
+def confirm_revoke(request: Request, key_id: str) -> Response:
+    """Ask first; the answer is a POST to the same address."""
+    with services_of(request).db.read() as session:
+        key = _existing(session, key_id)
+        tenant = session.get_one(Tenant, key.tenant_id)
+    values = {
+        "question": f"Revoke the key {key.name} of {tenant.slug}?",
+        "consequence": f"{key.prefix}…{key.last4} is refused at once, wherever it is in use. "
+        "It cannot be taken back.",
+        "verb": "Revoke",
+        "back": "/admin/keys",
+    }
+    return render(request, "confirm.html", values)
+
+
 @router.post("/admin/keys/{key_id}/revoke")
 def revoke(request: Request, key_id: str) -> RedirectResponse:
     with services_of(request).db.write() as session:
-        key = find_key(session, key_id)
-        if key is None:
-            raise NotFoundError("There is no such key.")
-        revoke_key(session, key)
+        revoke_key(session, _existing(session, key_id))
     return to_page("/admin/keys", "key-revoked")
+
+
+def _existing(session: Session, key_id: str) -> ApiKey:
+    key = find_key(session, key_id)
+    if key is None:
+        raise NotFoundError("There is no such key.")
+    return key
 
 
 def _tenant_of(session: Session, form: Form) -> Tenant:

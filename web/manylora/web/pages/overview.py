@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fastapi import APIRouter, Request
-from fastapi.responses import Response
+from fastapi.responses import RedirectResponse, Response
 from starlette.concurrency import run_in_threadpool
 
 from manylora.platform.api.auth import services_of
@@ -29,6 +29,12 @@ class Figures:
     hours: list[Hour]
     recent: list[UsageLine]
     names: Mapping[str, list[str]]
+
+
+@router.get("/")
+def front_door() -> RedirectResponse:
+    """Who opens the bare address in a browser wants the pages; it says nothing about anybody."""
+    return RedirectResponse("/admin", status_code=303)
 
 
 @router.get("/admin")

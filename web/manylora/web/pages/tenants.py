@@ -55,6 +55,21 @@ async def show(request: Request, slug: str) -> Response:
     return render(request, "tenant.html", values | {"engine": engine})
 
 
+@router.get("/admin/tenants/{slug}/suspend")
+def confirm_suspend(request: Request, slug: str) -> Response:
+    """Ask first; the answer is a POST to the same address."""
+    with services_of(request).db.read() as session:
+        tenant = _existing(session, slug)
+    values = {
+        "question": f"Suspend {tenant.slug}?",
+        "consequence": "All its keys are refused at once, until you activate it again. Its "
+        "adapters and usage are kept.",
+        "verb": "Suspend",
+        "back": f"/admin/tenants/{tenant.slug}",
+    }
+    return render(request, "confirm.html", values)
+
+
 @router.post("/admin/tenants/{slug}/suspend")
 def suspend_one(request: Request, slug: str) -> RedirectResponse:
     with services_of(request).db.write() as session:

@@ -21,12 +21,11 @@ from manylora.engine.errors import EngineError
 from manylora.platform.adapters import AdapterView
 from manylora.platform.api.auth import services_of
 from manylora.platform.api.streaming import ClientGoneError
-from manylora.platform.errors import InvalidInputError, NotFoundError, envelope, meaning_of
+from manylora.platform.errors import InvalidInputError, envelope, meaning_of
 from manylora.platform.ids import new_id
-from manylora.platform.models import AdapterVersion
 from manylora.web.forms import Form, Posted
 from manylora.web.page_route import PageRoute
-from manylora.web.pages.adapters import adapter_page, read_adapter
+from manylora.web.pages.adapters import adapter_page, read_adapter, version_of
 from manylora.web.templating import is_fragment, render
 
 router = APIRouter(route_class=PageRoute)
@@ -80,7 +79,7 @@ async def _unless_browser_goes(request: Request, work: Coroutine[Any, Any, T]) -
 
 async def _answers(request: Request, view: AdapterView, form: Form) -> Sequence[Answer]:
     services = services_of(request)
-    version = _version(view, form.text("version"))
+    version = version_of(view, form.text("version"))
     messages = [{"role": "user", "content": _prompt(form)}]
     token_ids = tuple(await run_in_threadpool(services.text.encode_chat, messages))
     room = (await services.engine.info()).max_model_len - len(token_ids)
@@ -128,13 +127,6 @@ async def _answer(engine: EngineClient, model: str, asked: EngineRequest) -> Ans
     )
 
 
-def _version(view: AdapterView, number: str) -> AdapterVersion:
-    for version in view.versions:
-        if str(version.number) == number or (not number and version == view.live):
-            return version
-    raise NotFoundError("There is no such version of this adapter.")
-
-
 def _prompt(form: Form) -> str:
     prompt = form.text("prompt").replace("\r\n", "\n").strip()
     if not prompt:
@@ -155,6 +147,8 @@ async def _reply(
     status: int = 200,
 ) -> Response:
     values = {"trial": answers, "trial_form": form}
+    version = form.text("version")
     if is_fragment(request):
-        return render(request, "_trial.html", {"view": view, **values}, status=status)
-    return await adapter_page(request, view.adapter.id, values, status=status)
+        shown = {"view": view, "shown": version_of(view, version)}
+        return render(request, "_trial.html", shown | values, status=status)
+    return await adapter_page(request, view.adapter.id, values, version=version, status=status)

@@ -8,7 +8,7 @@ from fastapi.responses import Response
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import FormData, UploadFile
 
-from manylora.platform.adapters import Upload
+from manylora.platform.adapters import AdapterView, Upload
 from manylora.platform.api.adapters import upload_form
 from manylora.platform.api.auth import services_of
 from manylora.platform.db import Database
@@ -26,6 +26,7 @@ from manylora.platform.tenants import find_tenant, list_tenants
 from manylora.web.forms import Form
 from manylora.web.notices import to_page
 from manylora.web.page_route import PageRoute
+from manylora.web.pages.adapters import read_adapter
 from manylora.web.templating import is_fragment, render
 
 router = APIRouter(route_class=PageRoute)
@@ -43,7 +44,9 @@ class Posting:
 
 @router.get(UPLOAD_PATH)
 async def show(request: Request) -> Response:
-    form = Form({"tenant": [request.query_params.get("tenant", "")]})
+    """The form, filled in as far as the link that led here knew."""
+    asked = request.query_params
+    form = Form({name: [asked.get(name, "")] for name in ("tenant", "name")})
     return await _page(request, form)
 
 
@@ -69,11 +72,22 @@ async def receive(request: Request) -> Response:
             status=status,
             headers=retry_headers(error),
         )
-    notice = "adapter-uploaded" if upload.created else "adapter-known"
-    response = to_page(f"/admin/adapters/{upload.adapter.id}", notice)
+    view = await run_in_threadpool(read_adapter, request, upload.adapter.id)
+    response = to_page(
+        f"/admin/adapters/{upload.adapter.id}",
+        _notice(upload, view),
+        version=upload.version.number,
+    )
     if is_fragment(request):
         return Response(status_code=204, headers={"HX-Redirect": response.headers["location"]})
     return response
+
+
+def _notice(upload: Upload, view: AdapterView) -> str:
+    if not upload.created:
+        return "adapter-known"
+    is_live = view.live is not None and view.live.id == upload.version.id
+    return "adapter-uploaded" if True else "version-kept"
 
 
 async def _keep(request: Request, posting: Posting) -> Upload:
