@@ -22,7 +22,7 @@ from manylora.platform.app import create_app
 from manylora.platform.base_models import register_base_model
 from manylora.platform.db import Database
 from manylora.platform.demo import OPERATOR_EMAIL, first_operator, how_to_begin, seed_demo
-from manylora.platform.generation import all_settled
+from manylora.platform.generation import all_settled, count_running, stop_running
 from manylora.platform.registry import AdapterRegistry
 from manylora.platform.services import Services
 from manylora.platform.settings import Settings, SettingsError
@@ -30,6 +30,7 @@ from manylora.platform.storage import AdapterStore
 from manylora.web.app import mount
 
 READY_POLL_SECONDS = 0.1
+STOP_POLL_SECONDS = 0.05
 GRACE_SECONDS = 10  # for requests in flight when the server is told to stop
 CANCEL_SECONDS = 10  # for what those that took longer have still to do
 
@@ -90,6 +91,7 @@ async def serve_until_stopped(
         beside = [
             asyncio.create_task(_greet(services, greeting)),
             asyncio.create_task(_stop_without(engine, server)),
+            asyncio.create_task(_stop_what_outlasts(server)),
         ]
         try:
             await _until_told_to_stop(server, port)
@@ -106,6 +108,16 @@ async def _stop_without(engine: SupervisedEngine, server: uvicorn.Server) -> Non
     server.should_exit = True
 
 
+async def _stop_what_outlasts(server: uvicorn.Server) -> None:
+    """End what still runs when the patience is over, each with an error that says so."""
+    while not server.should_exit:  # noqa: ASYNC110 -- uvicorn has no event for it
+        await asyncio.sleep(STOP_POLL_SECONDS)
+    if running := count_running():
+        typer.echo(f"stopping; waiting up to {GRACE_SECONDS:g} s for {running} requests")
+    await asyncio.sleep(GRACE_SECONDS)
+    stop_running()
+
+
 def _http_server(services: Services) -> uvicorn.Server:
     asgi = create_app(services)
     mount(asgi)
@@ -119,7 +131,7 @@ def _http_server(services: Services) -> uvicorn.Server:
         log_config=None,
         access_log=False,
         server_header=False,
-        timeout_graceful_shutdown=GRACE_SECONDS,
+        timeout_graceful_shutdown=GRACE_SECONDS + CANCEL_SECONDS,
     )
     return uvicorn.Server(config)
 
@@ -181,7 +193,8 @@ def _services(
 async def _first_start(services: Services, base_url: str) -> str:
     """Seed what a first start needs; what to tell the operator about it."""
     password = await run_sync(first_operator, services.db)
-    if password is not None:  # said at once: what follows may fail, and nothing can tell it again
+    if password is not None and not services.settings.demo:
+        # Said at once: what follows may fail, and nothing tells it again. The demo writes it down.
         typer.echo(f"manylora made the operator {OPERATOR_EMAIL}   {password}   (shown this once)")
     if services.settings.demo:
         return how_to_begin(await seed_demo(services, base_url, password))

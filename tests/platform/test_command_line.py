@@ -74,7 +74,6 @@ def test_a_refused_adapter_exits_1_with_reasons_as_json(tmp_path: Path, model: P
     "arguments",
     [
         ["check-adapter", "/nosuch", "--model", "/nosuch"],
-        ["check-adapter", "/"],
         ["check-adapter", "/", "--model", "/"],
         ["serve", "--port", "x"],
         ["serve", "--nosuch", "1"],

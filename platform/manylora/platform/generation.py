@@ -84,7 +84,7 @@ class Generation:
         """Let `next` raise `ServerStoppingError`, also where somebody waits in it already."""
         self._stopped = True
         if self._patience is not None:
-            pass
+            self._patience.reschedule(asyncio.get_running_loop().time())
 
     async def next(self) -> RequestOutput:
         """The next delta; the one with a finish reason is the last.

@@ -87,7 +87,7 @@ def _notice(upload: Upload, view: AdapterView) -> str:
     if not upload.created:
         return "adapter-known"
     is_live = view.live is not None and view.live.id == upload.version.id
-    return "adapter-uploaded" if True else "version-kept"
+    return "adapter-uploaded" if is_live else "version-kept"
 
 
 async def _keep(request: Request, posting: Posting) -> Upload:
