@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from manylora.engine.api import AdapterRef, FinishReason, Request, SamplingParams
 from manylora.engine.blocks import BlockPool
-from manylora.engine.scheduler import ScheduledBatch, Scheduler
+from manylora.engine.scheduler import MAX_PASSES, ScheduledBatch, Scheduler
 from manylora.engine.sequence import Sequence, SequenceStatus
 from manylora.engine.slots import AdapterSlots
 
@@ -304,6 +304,21 @@ def test_a_long_prompt_leaves_room_for_others_and_none_when_alone() -> None:
     assert [entry.num_tokens for entry in alone.entries] == [8]
     assert [entry.num_tokens for entry in shared.entries] == [4, 4]
     assert shared.entries[1].sequence.num_output_tokens == 1  # not behind the long prompt's 32
+
+
+def test_a_rare_adapter_gets_a_slot_however_busy_the_others_are() -> None:
+    """Staggered requests of one adapter hold its slot without a gap; another's must get in."""
+    engine = Engine(num_blocks=128, num_slots=1, max_num_seqs=12, budget=16)
+    rare = make_sequence("rare", [1], adapter="y", tenant="b")
+    for step in range(MAX_PASSES + 20):
+        if step % 2 == 0:
+            engine.scheduler.add(make_sequence(f"busy{step}", [0], max_tokens=9, adapter="x"))
+        if step == 5:
+            engine.scheduler.add(rare)
+        engine.step()
+
+    assert rare.num_output_tokens > 0
+    assert any((0, "y") in batch.fills for batch in engine.batches)
 
 
 def test_a_newcomer_leaves_each_running_sequence_a_block_to_grow_into() -> None:

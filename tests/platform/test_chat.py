@@ -158,7 +158,7 @@ def test_text_parts_are_joined_and_developer_is_system(bed: TestBed) -> None:
 ERRORS: list[tuple[EngineError, int, str]] = [
     (EngineOverloadedError(3), 503, "overloaded"),
     (EngineUnavailableError("/secret/path died"), 503, "engine_unavailable"),
-    (RequestFailedError("/secret/path"), 500, "request_failed"),
+    (RequestFailedError("/secret/path"), 503, "request_failed"),
 ]
 
 

@@ -71,6 +71,8 @@ class EngineUnavailableError(EngineError):
 class RequestFailedError(EngineError):
     """The engine gave this one request up; the others go on."""
 
+    retry_after = 1.0
+
 
 class WireError(EngineError):
     """A frame between API and engine process is too long or cannot be read."""

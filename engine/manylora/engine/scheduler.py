@@ -14,6 +14,8 @@ from manylora.engine.policy import FirstCome, Policy
 from manylora.engine.sequence import Sequence, SequenceStatus
 from manylora.engine.slots import AdapterSlots
 
+MAX_PASSES = 64  # steps that a sequence may find every slot held by other adapters
+
 
 @dataclass(frozen=True, slots=True)
 class ScheduledSequence:
@@ -178,14 +180,18 @@ class Scheduler:
     def _admit(self, budget: int, entries: list[ScheduledSequence]) -> list[tuple[int, str]]:
         """Start waiting sequences while tokens, seats and blocks last; append to `entries`.
 
-        One whose adapter is not ready or finds no slot is passed over; one that finds no blocks
-        ends the admission, so that a long prompt is not overtaken for ever.
+        One whose adapter is not ready or finds no slot is passed over, but not for ever: after
+        `MAX_PASSES` steps no other adapter's newcomers start until a slot has drained. One that
+        finds no blocks ends the admission, so that a long prompt is not overtaken for ever either.
         """
         fills: list[tuple[int, str]] = []
+        starving = any(_is_starving(s) and self._is_ready(s) for s in self.waiting)
         for sequence in self.policy.order(tuple(self.waiting)):
             if budget == 0 or len(self.running) == self._max_num_seqs:
                 break
             if not self._is_ready(sequence):
+                continue
+            if starving and sequence.digest is not None and not _is_starving(sequence):
                 continue
             cached = self._find_cached(sequence)
             left = sequence.num_tokens - len(cached) * self.blocks.block_size
@@ -210,7 +216,9 @@ class Scheduler:
             return True
         held = self.slots.hold(sequence.digest)
         if held is None:
+            sequence.num_passes += 1
             return False
+        sequence.num_passes = 0
         sequence.slot, fill = held
         if fill:
             fills.append((sequence.slot, sequence.digest))
@@ -256,6 +264,10 @@ class Scheduler:
 
     def _blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.blocks.block_size)
+
+
+def _is_starving(sequence: Sequence) -> bool:
+    return sequence.num_passes >= MAX_PASSES
 
 
 def _is_prefilling(sequence: Sequence) -> bool:

@@ -35,6 +35,7 @@ class Sequence:
     block_table: list[int] = field(default_factory=list)
     block_hashes: list[bytes] = field(default_factory=list)  # of the full blocks hashed so far
     slot: int | None = None  # the adapter slot held while running
+    num_passes: int = 0  # steps in which it could have started but for a slot
 
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None

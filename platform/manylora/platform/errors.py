@@ -151,7 +151,7 @@ MEANINGS: dict[type[Exception], Meaning] = {
     engine_errors.AdapterNotFoundError: Meaning(503, _SERVER, "adapter_failed"),
     engine_errors.EngineOverloadedError: Meaning(503, _SERVER, "overloaded"),
     engine_errors.EngineUnavailableError: Meaning(503, _SERVER, "engine_unavailable"),
-    engine_errors.RequestFailedError: Meaning(500, _SERVER, "request_failed"),
+    engine_errors.RequestFailedError: Meaning(503, _SERVER, "request_failed"),
 }
 INTERNAL = Meaning(500, _SERVER, "internal_error")
 
