@@ -7,6 +7,7 @@ from enum import StrEnum
 from typing import Any
 
 from manylora.engine.errors import InvalidRequestError
+from manylora.engine.lifecycle import Stage, WaitCause
 
 MAX_INT = (1 << 63) - 1  # what the wire carries
 
@@ -106,6 +107,8 @@ class Request:
     tenant: str
     adapter: AdapterRef | None = None  # None: the base model, by name
     weight: float = 1.0  # of the tenant, under the fair scheduling policy
+    priority: int = 0  # under the priority scheduling policy; the lowest goes first
+    cache_salt: str | None = None  # shares cached prefixes only with requests of the same salt
 
     def __post_init__(self) -> None:
         if not 0 < self.weight < math.inf:
@@ -127,12 +130,18 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestMetrics:
-    """Times of one request inside the engine, in seconds from its arrival there."""
+    """Times of one request inside the engine, in seconds from its arrival there.
+
+    `queued_by_cause` splits all the time in which it waited, also after a preemption; its values
+    sum to `queued_seconds`. `stages` come with the last output only.
+    """
 
     queued_seconds: float = 0.0
     first_token_seconds: float = 0.0
     total_seconds: float = 0.0
     num_preemptions: int = 0
+    queued_by_cause: Mapping[WaitCause, float] = field(default_factory=dict)
+    stages: tuple[Stage, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,17 +223,40 @@ class SlotStats:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Remedies:
+    """What would have spared the recorded window its preemptions: one value for each knob.
+
+    None: no value of this knob does.
+    """
+
+    num_kv_blocks: int
+    max_num_seqs: int | None
+    max_num_batched_tokens: int | None
+    max_model_len: int | None
+    kv_bytes_factor: float  # of today's bytes for a token's KV, what may be used
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStats:
     """A snapshot between two steps."""
 
     num_running: int = 0
     num_waiting: int = 0
+    waiting_by_cause: Mapping[WaitCause, int] = field(default_factory=dict)
     kv_blocks_used: int = 0
     kv_blocks_total: int = 0
     num_steps: int = 0
+    step_tokens: int = 0  # computed in all steps, recomputed ones too
     num_preemptions: int = 0
+    recomputed_tokens: int = 0  # computed once more after preemptions
     prompt_tokens: int = 0
     output_tokens: int = 0
+    prefix_queried_tokens: int = 0  # prompt tokens looked up in the prefix cache, first time only
+    prefix_hit_tokens: int = 0
+    queued_seconds_by_cause: Mapping[WaitCause, float] = field(default_factory=dict)  # total
+    adapter_loads: int = 0  # into host memory
+    slot_fills: int = 0  # from there into a slot
     uptime_seconds: float = 0.0
+    remedies: Remedies | None = None  # of the latest preemption
     slots: tuple[SlotStats, ...] = ()
     host_digests: tuple[str, ...] = field(default=())  # adapters in the host cache
