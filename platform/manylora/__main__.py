@@ -9,12 +9,13 @@ import json
 import os
 import resource
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, NoReturn
 
 import typer
 
-from manylora.engine.errors import ModelError
+from manylora.engine.errors import ModelError, RecordingError
 from manylora.platform.command_line import with_settings
 from manylora.platform.errors import DatabaseError, DemoError, PlatformError
 from manylora.platform.settings import Settings, SettingsError
@@ -37,8 +38,15 @@ def main() -> None:
     """Run a command; an expected failure is one line on standard error."""
     try:
         app()
-    except (SettingsError, ModelError, PlatformError, DatabaseError, DemoError) as error:
-        _fail(str(error))
+    except (
+        SettingsError,
+        ModelError,
+        RecordingError,
+        PlatformError,
+        DatabaseError,
+        DemoError,
+    ) as e:
+        _fail(str(e))
 
 
 @app.callback()
@@ -89,6 +97,38 @@ def check_adapter(
     found = check(folder, model_folder, max_lora_rank=max_lora_rank)
     typer.echo(json.dumps(found))
     raise typer.Exit(ACCEPTED if found["accepted"] else REFUSED)
+
+
+_RECORDING = typer.Argument(metavar="FILE", help="what `--step-trace` wrote")
+
+
+@app.command("replay")
+def replay_recording(
+    file: Annotated[Path, _RECORDING],
+    perfetto: Annotated[Path | None, typer.Option(help="write a Perfetto trace there too")] = None,
+) -> None:
+    """Take recorded steps again; exit 0 all came out alike, 1 one differs, 2 unreadable."""
+    from manylora.engine.perfetto import write_perfetto
+    from manylora.engine.replay import replay
+
+    found = replay(file)
+    if perfetto is not None:
+        _say(f"wrote {write_perfetto(file, perfetto)} events to {perfetto}")
+    _say(str(found))
+    raise typer.Exit(ACCEPTED if found.difference is None else REFUSED)
+
+
+@app.command("advise")
+def advise_on_recording(
+    file: Annotated[Path, _RECORDING],
+    as_json: Annotated[bool, typer.Option("--json", help="all numbers, as JSON")] = False,
+) -> None:
+    """Say what prefix caching would give recorded traffic, or gives, by tenant and adapter."""
+    from manylora.engine.advice_text import advice_text
+    from manylora.engine.advise import advise
+
+    advice = advise(file)
+    _say(json.dumps(asdict(advice)) if as_json else advice_text(advice))
 
 
 @schema.command("upgrade")

@@ -4,6 +4,7 @@
 the engine, whose scheduler knows neither model nor clock.
 """
 
+from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
@@ -20,7 +21,8 @@ class Arrival:
     at: float
     request: Request
     num_output_tokens: int
-    block_hashes: tuple[bytes, ...] = ()  # of its prompt's full blocks, where tokens are not known
+    # Of its full blocks, the prompt's and then the output's, where the tokens are not known.
+    block_hashes: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +75,12 @@ class Simulation:
 
     def run(self, arrivals: Iterable[Arrival], *, until: float = float("inf")) -> list[Served]:
         """Serve all of them, or until a time; those that ended, in that order."""
-        coming = sorted(arrivals, key=lambda arrival: -arrival.at)
+        coming = deque(sorted(arrivals, key=lambda arrival: arrival.at))
         while (coming or self._alive) and self.now < until:
             if not self._alive:
-                self.now = max(self.now, coming[-1].at)
-            while coming and coming[-1].at <= self.now:
-                self._add(coming.pop())
+                self.now = max(self.now, coming[0].at)
+            while coming and coming[0].at <= self.now:
+                self._add(coming.popleft())
             self.step()
         return self.served
 
