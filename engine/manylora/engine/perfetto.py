@@ -102,7 +102,7 @@ class _Tracks:
 
     def _step(self, step: StepRecord) -> Iterator[TraceEvent]:
         began = self._microseconds(step.at)
-        ended = self._microseconds(step.at + step.seconds)
+        ended = self._microseconds(step.at + (step.seconds or 0.0))
         facts = {
             "step": step.step,
             "tokens": step.num_tokens,

@@ -174,7 +174,7 @@ class StepRecord(
 
     step: int
     at: float  # when it began
-    seconds: float = 0.0  # how long it took; known when it has ended
+    seconds: float | None = None  # how long it took; None: it failed
     rows: tuple[RowsRecord, ...]
     fills: tuple[tuple[int, str], ...] = ()  # (slot, digest) loaded before the call
     preempted: tuple[PreemptedRecord, ...] = ()

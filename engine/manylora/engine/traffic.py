@@ -40,7 +40,7 @@ class RecordedStep:
 
     began: float
     num_tokens: int
-    seconds: float  # its own
+    seconds: float  # its own; 0: it failed
     pace: float  # with what came between it and the next, unless the engine was idle then
 
 
@@ -125,8 +125,9 @@ class _Reader:
         began = event.at if self._woken is None else self._woken
         if self.steps and not self._was_idle:
             self.steps[-1].pace = began - self.steps[-1].began
-        pace = event.at + event.seconds - began
-        self.steps.append(RecordedStep(began, event.num_tokens, event.seconds, pace))
+        seconds = event.seconds or 0.0
+        pace = event.at + seconds - began
+        self.steps.append(RecordedStep(began, event.num_tokens, seconds, pace))
         self._woken, self._was_idle = None, False
         for start in event.started:
             request = self._alive[start.request_id]
@@ -144,7 +145,7 @@ class _Reader:
 
 def fit_cost(steps: list[RecordedStep]) -> StepCost:
     """Least squares of seconds = a + b · tokens over the steps that ended; neither is negative."""
-    ended = [step for step in steps if step.seconds > 0]
+    ended = [step for step in steps if step.seconds]
     if not ended:
         return StepCost(0.0, 0.0)
     count = len(ended)
