@@ -113,7 +113,10 @@ def replay_recording(
 
     found = replay(file)
     if perfetto is not None:
-        _say(f"wrote {write_perfetto(file, perfetto)} events to {perfetto}")
+        try:
+            _say(f"wrote {write_perfetto(file, perfetto)} events to {perfetto}")
+        except OSError as error:
+            _fail(f"cannot write {perfetto}: {error.strerror}")
     _say(str(found))
     raise typer.Exit(ACCEPTED if found.difference is None else REFUSED)
 
