@@ -35,7 +35,7 @@ def run(*arguments: object, **environment: str) -> subprocess.CompletedProcess[s
 @pytest.fixture
 def recording(tmp_path: Path) -> Path:
     path = tmp_path / "steps.jsonl"
-    engine = RecordedScheduler(path, make_header(scheduling_policy="fair"))
+    engine = RecordedScheduler(path, make_header(num_kv_blocks=64))
     engine.ready = {"x"}
     for number in range(12):
         engine.add("abc"[number % 3], ("x", None)[number % 2], 9 + number, 12)
