@@ -58,6 +58,7 @@ class Step:
     fills: list[tuple[int, str]] = field(default_factory=list)
     preempted: list[Preemption] = field(default_factory=list)
     started: list[Sequence] = field(default_factory=list)
+    considered: set[Sequence] = field(default_factory=set)  # for admission
     starving: bool = False  # somebody has waited too long for a slot
     stop: WaitCause | None = None  # why nobody else is admitted
 

@@ -73,7 +73,7 @@ class Simulation:
 
     def run(self, arrivals: Iterable[Arrival], *, until: float = float("inf")) -> list[Served]:
         """Serve all of them, or until a time; those that ended, in that order."""
-        coming = sorted(arrivals, key=lambda arrival: -arrival.at)
+        coming = sorted(arrivals, key=lambda arrival: arrival.at)[::-1]
         while (coming or self._alive) and self.now < until:
             if not self._alive:
                 self.now = max(self.now, coming[-1].at)
