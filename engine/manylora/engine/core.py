@@ -85,8 +85,11 @@ class EngineCore:
         began = self._step_began
         return 0.0 if began is None else self._clock() - began
 
-    def add(self, request: Request) -> None:
+    def add(self, request: Request, *, arrived: float | None = None) -> None:
         """Queue a request.
+
+        Args:
+            arrived: when it came, if that was during a step; by default now.
 
         Raises:
             InvalidRequestError: it can never be served.
@@ -100,9 +103,9 @@ class EngineCore:
             self.adapters.check_known(request.adapter.digest)
             self._dropping.discard(request.adapter.digest)
         sequence = self._sequence(request)
-        now = self._clock()
-        sequence.life.stamp(StageName.QUEUED, now)
-        sequence.life.wait(WaitCause.STEP, now)
+        arrived = self._clock() if arrived is None else arrived
+        sequence.life.stamp(StageName.QUEUED, arrived)
+        sequence.life.wait(WaitCause.STEP, arrived)
         self._sequences[request.request_id] = sequence
         self.scheduler.add(sequence)
 
