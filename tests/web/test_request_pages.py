@@ -33,7 +33,7 @@ def test_the_page_shows_each_stage_and_each_wait_of_the_life(signed_in):
     for stage, row in zip(life["stages"], stages.split("<li>")[1:], strict=True):
         assert _interval(stage["since_previous_us"]) in words_of(row)
     assert len(re.findall("<li>", waits)) == 3
-    assert "334 µs 33 %" in words_of(waits)
+    assert "334 µs 33.4 %" in words_of(waits)
 
 
 def test_the_bars_lie_end_to_end_over_the_whole_width(signed_in):
