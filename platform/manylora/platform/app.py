@@ -16,6 +16,7 @@ from manylora.platform.api import (
     health,
     keys,
     models,
+    requests,
     tenants,
     usage,
 )
@@ -48,6 +49,7 @@ def create_app(services: Services) -> FastAPI:
         app.include_router(part.router, prefix="/adapters/{name}/v1")
     app.include_router(tenants.router, prefix="/api/v1")
     app.include_router(engine.router, prefix="/api/v1")
+    app.include_router(requests.router, prefix="/api/v1")
     for part in (adapters, keys, usage):
         app.include_router(part.router, prefix="/api/v1")
         app.include_router(part.router, prefix="/api/v1/tenants/{tenant}")

@@ -1,13 +1,16 @@
-"""The outermost layer: a request id on every answer, and limits on headers and URL."""
+"""The outermost layer: request ids, limits on headers and URL, when a request came and went."""
 
 import asyncio
+import time
 
 import structlog
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from manylora.engine.lifecycle import Stage, StageName
 from manylora.platform.api.body import JsonAnswer
-from manylora.platform.ids import new_id
+from manylora.platform.ids import new_id, now_us
+from manylora.platform.life import Life
 
 log = structlog.get_logger(__name__)
 
@@ -27,7 +30,12 @@ class Edge:
             await self._app(scope, receive, send)
             return
         request_id = new_id("req")
-        scope.setdefault("state", {})["request_id"] = request_id
+        state = scope.setdefault("state", {})
+        state |= {
+            "request_id": request_id,
+            "received_at": now_us(),
+            "received": Stage(StageName.RECEIVED, time.monotonic(), __name__),
+        }
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -35,12 +43,18 @@ class Edge:
                 headers["x-request-id"] = request_id
                 headers["x-content-type-options"] = "nosniff"
             await send(message)
+            life: Life | None = state.get("life")
+            if life and message["type"] == "http.response.body" and not message.get("more_body"):
+                life.sent(__name__)
 
         with structlog.contextvars.bound_contextvars(request_id=request_id):
             try:
                 await (_refusal(scope) or self._app)(scope, receive, send_with_id)
             except asyncio.CancelledError:  # by a server that stops; it would log a traceback
                 log.warning("request_cut_off")
+            finally:
+                if "life" in state:
+                    await scope["app"].state.services.lives.close(state["life"])
 
 
 def _refusal(scope: Scope) -> ASGIApp | None:
