@@ -19,6 +19,7 @@ from manylora.platform import usage
 from manylora.platform.errors import ServerStoppingError
 from manylora.platform.generation import Generation, all_settled, stop_running
 from manylora.platform.keys import list_keys
+from manylora.platform.metrics import RequestMeter
 from manylora.platform.models import UsageRecord
 from manylora.platform.routing import Route
 from support.app import TestBed
@@ -39,6 +40,7 @@ def generation(bed: TestBed) -> Generation:
         tenant_id=tenant_id,
         key_id=key_id,
         endpoint="chat",
+        meter=RequestMeter(bed.services.metrics, tenant="acme", max_tokens=16),
     )
 
 

@@ -19,6 +19,7 @@ from manylora.engine.errors import EngineError, RequestFailedError
 from manylora.platform import usage
 from manylora.platform.db import Database
 from manylora.platform.errors import ServerStoppingError
+from manylora.platform.metrics import RequestMeter
 from manylora.platform.routing import Route
 
 log = structlog.get_logger(__name__)
@@ -43,6 +44,12 @@ def count_running() -> int:
     return len(_running)
 
 
+def digests_without_output() -> set[str]:
+    """The adapters of running requests that have no token yet."""
+    waiting = [generation for generation in _running if not generation.meter.has_output]
+    return {generation.route.digest for generation in waiting if generation.route.digest}
+
+
 def stop_running() -> None:
     """End every running request with an error, because the server stops.
 
@@ -64,6 +71,7 @@ class Generation:
     tenant_id: str
     key_id: str
     endpoint: str
+    meter: RequestMeter
     last: RequestOutput | None = None  # the engine's totals so far
     delivered_tokens: int = 0
     _outputs: AsyncIterator[RequestOutput] = field(init=False)
@@ -97,6 +105,7 @@ class Generation:
         if output is None:
             raise RequestFailedError("the engine ended the request without a finish reason")
         self.last = output
+        self.meter.output(output)
         if output.finish_reason in (FinishReason.ERROR, FinishReason.ABORT):
             raise RequestFailedError(output.error or "the engine gave the request up")
         return output
@@ -133,6 +142,7 @@ class Generation:
     async def _settle(self, status: Status) -> bool:
         await self.close()
         row = self._usage(status)
+        self.meter.end(row)
         for pause in (*_RETRY_SECONDS, None):
             try:
                 await run_sync(self._write, row)
@@ -145,6 +155,7 @@ class Generation:
                 await asyncio.sleep(pause)
         # The row can be made from this line.
         log.error("usage_lost", **dataclasses.asdict(row))
+        self.meter.lose_usage()
         return False
 
     async def close(self) -> None:

@@ -12,6 +12,7 @@ from manylora.platform.api.auth import Caller, services_of
 from manylora.platform.api.bodies import SamplingBody
 from manylora.platform.errors import InvalidInputError
 from manylora.platform.generation import Generation
+from manylora.platform.metrics import RequestMeter
 from manylora.platform.routing import Route
 from manylora.platform.services import Services
 
@@ -71,6 +72,9 @@ async def admit(http: HttpRequest, caller: Caller, asked: Asked) -> Generation:
         tenant_id=caller.tenant.id,
         key_id=caller.key.id,
         endpoint=asked.endpoint,
+        meter=RequestMeter(
+            services.metrics, tenant=caller.tenant.slug, max_tokens=request.params.max_tokens
+        ),
     )
 
 
