@@ -1,11 +1,11 @@
-"""`GET /metrics`: Prometheus text, or OpenMetrics for who asks for it."""
+"""`GET /metrics`: everything that is measured, in Prometheus' text format."""
 
 import asyncio
 from collections.abc import Iterator
 
 from fastapi import APIRouter, Depends, Request, Response
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.exposition import choose_encoder
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from prometheus_client.registry import Collector
 
 from manylora.engine.errors import EngineUnavailableError
@@ -22,11 +22,15 @@ router = APIRouter()
 
 @router.get("/metrics", dependencies=[Depends(operator)])
 async def metrics(request: Request) -> Response:
-    """Everything that is measured. An engine that is away is a metric, not an error."""
+    """All metrics of this server. An engine that is away is one of them, not an error.
+
+    Never OpenMetrics, which Prometheus would rather have: there the library writes `vllm_` for
+    `vllm:` (seen in 0.26).
+    """
     services = services_of(request)
-    encode, content_type = choose_encoder(request.headers.get("accept", ""))
     families = [*services.metrics.registry.collect(), *await _of_engine(services)]
-    return Response(encode(_Scrape(families)), headers={"content-type": content_type})
+    text = generate_latest(_Scrape(families))
+    return Response(text, headers={"content-type": CONTENT_TYPE_PLAIN_0_0_4})
 
 
 class _Scrape(Collector):
