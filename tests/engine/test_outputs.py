@@ -42,7 +42,6 @@ def feed(
     sequence = Sequence(
         request=request,
         token_ids=[1, 2, 3],
-        arrival_time=0.0,
         detokenizer=TEXT.detokenizer(request.prompt_token_ids) if has_text else None,
         stops=StopMatcher(request.params.stop) if request.params.stop else None,
     )

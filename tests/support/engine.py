@@ -9,7 +9,7 @@ from torch import Tensor
 
 from manylora.engine import LLM, SamplingParams
 from manylora.engine.api import AdapterInfo
-from manylora.engine.scheduler import ScheduledBatch
+from manylora.engine.schedule import ScheduledBatch
 
 GREEDY = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from manylora.engine.scheduler import ScheduledBatch, ScheduledSequence
+from manylora.engine.schedule import ScheduledBatch, ScheduledSequence
 from manylora.kernels.surface import AttentionPlan, Backend, LoraPlan, PackedAdapter, RowSpan
 
 

@@ -5,6 +5,7 @@ A step finishes adapter loads, schedules, fills slots, runs the model, samples, 
 """
 
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -21,15 +22,20 @@ from manylora.engine.api import (
     RequestOutput,
     SlotStats,
 )
-from manylora.engine.errors import EngineOverloadedError, InvalidRequestError
+from manylora.engine.counters import Counters, Reporter
+from manylora.engine.errors import EngineOverloadedError
+from manylora.engine.lifecycle import StageName, WaitCause
 from manylora.engine.outputs import accept_token, final_output
+from manylora.engine.preemptions import PreemptionLog
 from manylora.engine.runner import ModelRunner
 from manylora.engine.sampler import draw_seed, sample
-from manylora.engine.scheduler import ScheduledBatch, Scheduler
+from manylora.engine.schedule import ScheduledBatch
+from manylora.engine.scheduler import Scheduler
 from manylora.engine.sequence import Sequence
 from manylora.engine.text.processor import TextProcessor
 from manylora.engine.text.stops import StopMatcher
 from manylora.engine.trace import StepTrace
+from manylora.engine.validation import check_request
 
 logger = structlog.get_logger(__name__)
 
@@ -57,15 +63,15 @@ class EngineCore:
         self.adapters = adapters
         self.scheduler = scheduler
         self.trace = StepTrace()
+        self.counters = Counters()
+        self.preemptions = PreemptionLog(info)
         self._max_num_waiting = max_num_waiting
         self._seed = seed
         self._clock = clock
         self._started = clock()
+        self._reporter = Reporter(self._started)
         self._step_began: float | None = None
         self._sequences: dict[str, Sequence] = {}
-        self._num_preemptions = 0
-        self._prompt_tokens = 0
-        self._output_tokens = 0
         self._num_drawn_seeds = 0
         self._dropping: set[str] = set()  # adapters that leave with their last sequence
 
@@ -87,21 +93,16 @@ class EngineCore:
             EngineOverloadedError: the queue is full.
             AdapterNotFoundError: its adapter is not in the store.
         """
-        self._check(request)
+        check_request(request, self.info, self.text.vocab_size, running=self._sequences)
+        if len(self.scheduler.waiting) >= self._max_num_waiting:
+            raise EngineOverloadedError(RETRY_AFTER_SECONDS)
         if request.adapter is not None:
             self.adapters.check_known(request.adapter.digest)
             self._dropping.discard(request.adapter.digest)
-        stop = request.params.stop
-        sequence = Sequence(
-            request=request,
-            token_ids=list(request.prompt_token_ids),
-            arrival_time=self._clock(),
-            detokenizer=(
-                self.text.detokenizer(request.prompt_token_ids) if self.text.has_tokenizer else None
-            ),
-            stops=StopMatcher(stop) if stop else None,
-            seed=self._seed_of(request),
-        )
+        sequence = self._sequence(request)
+        now = self._clock()
+        sequence.life.stamp(StageName.QUEUED, now)
+        sequence.life.wait(WaitCause.STEP, now)
         self._sequences[request.request_id] = sequence
         self.scheduler.add(sequence)
 
@@ -116,7 +117,7 @@ class EngineCore:
         self._step_began = self._clock()
         outputs = self._finish_loads()
         batch = self.scheduler.schedule()
-        self._count(batch)
+        self._explain(batch)
         for slot, digest in batch.fills:
             self.runner.fill_slot(slot, self.adapters.get(digest))
         if batch.entries:
@@ -124,6 +125,9 @@ class EngineCore:
             outputs += self._sample(batch, self.runner.run(batch))
         self.adapters.make_ready(self.scheduler.adapters_by_need())
         self._drop_unneeded()
+        now = self._clock()
+        if self._reporter.is_due(now):
+            self._reporter.report(self.stats(), now)
         self._step_began = None
         return outputs
 
@@ -133,17 +137,29 @@ class EngineCore:
         self._drop_unneeded()
 
     def stats(self) -> EngineStats:
-        blocks, slots = self.scheduler.blocks, self.scheduler.slots
+        blocks, slots, counters = self.scheduler.blocks, self.scheduler.slots, self.counters
+        queued = counters.queued_seconds.copy()
+        for sequence in self._sequences.values():
+            queued.update(sequence.life.waited)
         return EngineStats(
             num_running=len(self.scheduler.running),
             num_waiting=len(self.scheduler.waiting),
+            waiting_by_cause=Counter(s.wait_cause for s in self.scheduler.waiting),
             kv_blocks_used=blocks.num_used,
             kv_blocks_total=blocks.num_blocks,
             num_steps=self.trace.num_steps,
-            num_preemptions=self._num_preemptions,
-            prompt_tokens=self._prompt_tokens,
-            output_tokens=self._output_tokens,
+            step_tokens=counters.step_tokens,
+            num_preemptions=self.preemptions.count,
+            recomputed_tokens=counters.recomputed_tokens,
+            prompt_tokens=counters.prompt_tokens,
+            output_tokens=counters.output_tokens,
+            prefix_queried_tokens=counters.prefix_queried_tokens,
+            prefix_hit_tokens=counters.prefix_hit_tokens,
+            queued_seconds_by_cause=queued,
+            adapter_loads=self.adapters.num_loads,
+            slot_fills=counters.slot_fills,
             uptime_seconds=self._clock() - self._started,
+            remedies=self.preemptions.remedies,
             slots=tuple(
                 SlotStats(
                     slot=index,
@@ -159,30 +175,16 @@ class EngineCore:
     def close(self) -> None:
         self.adapters.close()
 
-    def _check(self, request: Request) -> None:
-        """Refuse what can never be served, with the numbers that say why."""
-        if request.request_id in self._sequences:
-            raise InvalidRequestError("a request of this id is running", param="request_id")
-        length, limit = len(request.prompt_token_ids), self.info.max_model_len
-        if length >= limit:
-            raise InvalidRequestError(
-                f"the prompt has {length} tokens; the model's context is {limit} tokens and must "
-                "hold at least one more",
-                param="prompt",
-                code="context_length_exceeded",
-            )
-        vocab_size = self.text.vocab_size
-        if not all(0 <= token < vocab_size for token in request.prompt_token_ids):
-            raise InvalidRequestError(
-                f"a prompt token id is not between 0 and {vocab_size - 1}", param="prompt"
-            )
-        for name in ("logit_bias", "stop_token_ids"):
-            if any(token >= vocab_size for token in getattr(request.params, name)):
-                raise InvalidRequestError(
-                    f"a token id of {name} is not between 0 and {vocab_size - 1}", param=name
-                )
-        if len(self.scheduler.waiting) >= self._max_num_waiting:
-            raise EngineOverloadedError(RETRY_AFTER_SECONDS)
+    def _sequence(self, request: Request) -> Sequence:
+        stop, tokens = request.params.stop, request.prompt_token_ids
+        return Sequence(
+            request=request,
+            token_ids=list(tokens),
+            detokenizer=self.text.detokenizer(tokens) if self.text.has_tokenizer else None,
+            stops=StopMatcher(stop) if stop else None,
+            seed=self._seed_of(request),
+            arrival_step=self.trace.num_steps,
+        )
 
     def _seed_of(self, request: Request) -> int:
         """The request's seed; one that brings none gets the next that the engine's seed gives."""
@@ -192,6 +194,8 @@ class EngineCore:
         return draw_seed(self._seed, self._num_drawn_seeds)
 
     def _drop_unneeded(self) -> None:
+        if not self._dropping:
+            return
         needed = {sequence.digest for sequence in self._sequences.values()}
         for digest in self._dropping - needed:
             if self.adapters.is_loading(digest):
@@ -211,24 +215,27 @@ class EngineCore:
             outputs += [self._end(s, FinishReason.ERROR, error=str(error)) for s in hit]
         return outputs
 
-    def _count(self, batch: ScheduledBatch) -> None:
+    def _explain(self, batch: ScheduledBatch) -> None:
+        """Note what the scheduler decided: in each life it changed, in the totals, in the log."""
         now = self._clock()
-        for sequence in batch.preempted:
-            self._num_preemptions += 1
-            logger.info(
-                "sequence_preempted",
-                request_id=sequence.request_id,
-                tenant=sequence.request.tenant,
-                times=sequence.num_preemptions,
-            )
-        for entry in batch.entries:
-            sequence = entry.sequence
-            if sequence.first_scheduled_time is None:
-                sequence.first_scheduled_time = now
-                self._prompt_tokens += sequence.num_prompt_tokens
+        self.counters.scheduled(batch)
+        for preemption in batch.preempted:
+            preemption.sequence.life.stamp(StageName.PREEMPTED, now)
+        self.preemptions.tell(batch.preempted, self.scheduler, now)
+        for sequence in self.scheduler.waiting:
+            if sequence.life.cause is not sequence.wait_cause:
+                _note_wait(sequence, sequence.wait_cause, now)
+        for sequence in batch.started:
+            _note_wait(sequence, None, now)
+            first = sequence.num_preemptions == 0
+            sequence.life.stamp(StageName.SCHEDULED if first else StageName.RESUMED, now)
 
     def _sample(self, batch: ScheduledBatch, logits: Tensor) -> list[RequestOutput]:
         """Count the step's tokens as computed and give each sampling sequence its token."""
+        now = self._clock()
+        for entry in batch.entries:
+            if entry.num_tokens > 1 or entry.positions.start < entry.sequence.num_prompt_tokens:
+                entry.sequence.life.stamp(StageName.PREFILL_CHUNK, now, entry.num_tokens)
         sampling = [entry.sequence for entry in batch.entries if entry.samples]
         self.scheduler.advance(batch)
         return [self._accept(sequence, row) for sequence, row in zip(sampling, logits, strict=True)]
@@ -248,11 +255,14 @@ class EngineCore:
             return self._end(
                 sequence, FinishReason.ERROR, error="the model gave numbers that are not finite"
             )
-        if sequence.first_token_time is None:
-            sequence.first_token_time = self._clock()
-        self._output_tokens += 1
+        now = self._clock()
+        if sequence.num_output_tokens == 0:
+            sequence.life.stamp(StageName.FIRST_TOKEN, now)
+        self.counters.output_tokens += 1
         output = accept_token(sequence, sampled, self.text.eos_token_ids, self.info.max_model_len)
         if output.finish_reason is not None:
+            sequence.life.stamp(StageName.LAST_TOKEN, now)
+            sequence.life.stamp(StageName.DETOKENISED, self._clock())
             self._forget(sequence)
         return replace(output, metrics=self._metrics(sequence))
 
@@ -264,17 +274,34 @@ class EngineCore:
         return final_output(sequence, self._metrics(sequence))
 
     def _forget(self, sequence: Sequence) -> None:
+        sequence.life.wait(None, self._clock())
+        self.counters.ended(sequence)
+        self.preemptions.ended(sequence)
         self.scheduler.remove(sequence)
         del self._sequences[sequence.request_id]
 
     def _metrics(self, sequence: Sequence) -> RequestMetrics:
         """Seconds since arrival; a stage that was not reached lasts until now."""
-        arrival, now = sequence.arrival_time, self._clock()
-        scheduled = sequence.first_scheduled_time
-        first_token = sequence.first_token_time
+        life, now = sequence.life, self._clock()
+        arrival = life.stages[0].at
+        first_token = life.time_of(StageName.FIRST_TOKEN)
         return RequestMetrics(
-            queued_seconds=(now if scheduled is None else scheduled) - arrival,
+            queued_seconds=sum(life.waited.values()),
             first_token_seconds=(now if first_token is None else first_token) - arrival,
             total_seconds=now - arrival,
             num_preemptions=sequence.num_preemptions,
+            queued_by_cause=dict(life.waited),
+            stages=tuple(life.stages) if sequence.finish_reason is not None else (),
         )
+
+
+def _note_wait(sequence: Sequence, cause: WaitCause | None, now: float) -> None:
+    """From now on a sequence waits for `cause`, or runs; its adapter may just have come."""
+    life = sequence.life
+    if (
+        sequence.digest is not None
+        and life.cause in (WaitCause.STEP, WaitCause.ADAPTER_LOAD)
+        and cause is not WaitCause.ADAPTER_LOAD
+    ):
+        life.stamp(StageName.ADAPTER_READY, now)
+    life.wait(cause, now)

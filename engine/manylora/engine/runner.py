@@ -9,7 +9,7 @@ from manylora.engine.models.config import DecoderConfig
 from manylora.engine.models.decoder import Decoder
 from manylora.engine.models.fused import fuse_adapter
 from manylora.engine.models.weights import Weights
-from manylora.engine.scheduler import ScheduledBatch
+from manylora.engine.schedule import ScheduledBatch
 from manylora.kernels import load_backend
 from manylora.kernels.surface import KVShape, PackedAdapter
 
