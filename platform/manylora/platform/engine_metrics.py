@@ -7,6 +7,7 @@ reset of a counter. While the engine is away its metrics are absent rather than 
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -15,7 +16,7 @@ from prometheus_client.core import (
     Metric,
 )
 
-from manylora.engine.api import EngineInfo, EngineStats, Remedies
+from manylora.engine.api import STEP_TOKEN_BOUNDS, EngineInfo, EngineStats, Remedies
 from manylora.engine.lifecycle import WaitCause
 from manylora.platform.metrics import ENGINE, LABELS
 
@@ -147,7 +148,9 @@ def _tokens(engine: _Families, stats: EngineStats) -> Iterator[Metric]:
     iterations = HistogramMetricFamily(
         "vllm:iteration_tokens_total", "Tokens computed in a step.", labels=LABELS
     )
-    iterations.add_metric(engine.labels, [("+Inf", stats.num_steps)], sum_value=stats.step_tokens)
+    bounds = [*map(str, map(float, STEP_TOKEN_BOUNDS)), "+Inf"]
+    buckets = list(zip(bounds, accumulate(stats.steps_by_tokens), strict=True))
+    iterations.add_metric(engine.labels, buckets, sum_value=stats.step_tokens)
     yield iterations
 
 
