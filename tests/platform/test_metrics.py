@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -184,7 +185,9 @@ def test_an_engine_that_hangs_does_not_make_it_hang(
     monkeypatch.setattr(bed.engine, "stats", never)
     monkeypatch.setattr(route, "PATIENCE_SECONDS", 0.05)
 
+    began = time.monotonic()
     assert samples(scrape(bed))["manylora_engine_up"] == 0
+    assert time.monotonic() - began < 2
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -203,25 +206,33 @@ def test_an_answered_request_is_observed(bed: TestBed, stream: bool) -> None:
     assert told["manylora_http_requests_total{route=/v1/completions,status=2xx}"] == 1
 
 
-def test_an_adapter_waits_until_its_request_has_a_token(bed: TestBed) -> None:
-    bed.engine.stalls_at = 0
+@pytest.mark.parametrize(
+    ("stalls_at", "is_held", "waits"), [(0, False, True), (1, False, False), (0, True, False)]
+)
+def test_an_adapter_waits_until_its_request_has_a_token_or_its_slot_is_held(
+    bed: TestBed, stalls_at: int, is_held: bool, waits: bool
+) -> None:
+    bed.engine.stalls_at = stalls_at
 
-    async def ask_and_scrape() -> str:
+    async def ask_and_scrape() -> tuple[str, str]:
         async with bed.client(bed.keys["acme"]) as client, bed.operator() as operator:
             body = {"model": "pirate", "prompt": "hello"}
             asking = asyncio.create_task(client.post("/v1/completions", json=body))
             await until(lambda: bool(bed.engine.stalled))
+            adapter = bed.engine.requests[0].adapter
+            assert adapter is not None
+            slot = SlotStats(slot=0, digest=adapter.digest, holds=int(is_held))
+            bed.engine.snapshot = EngineStats(slots=(slot,))
             text = (await operator.get("/metrics")).text
             asking.cancel()
             await asyncio.wait([asking])
-            return text
+            return text, adapter.digest[:12]
 
-    told = samples(anyio.run(ask_and_scrape))
+    text, digest = anyio.run(ask_and_scrape)
 
-    digest = bed.engine.requests[0].adapter
-    assert digest is not None
-    [lora] = [name for name in told if name.startswith("vllm:lora_requests_info")]
-    assert lora.endswith(f"waiting_lora_adapters={digest.digest[:12]}}}")
+    [lora] = [name for name in samples(text) if name.startswith("vllm:lora_requests_info")]
+    assert f"running_lora_adapters={digest if is_held else ''}," in lora
+    assert lora.endswith(f"waiting_lora_adapters={digest if waits else ''}}}")
 
 
 def test_a_usage_row_that_is_lost_is_counted(bed: TestBed, monkeypatch: pytest.MonkeyPatch) -> None:
