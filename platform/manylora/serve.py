@@ -24,6 +24,8 @@ from manylora.platform.base_models import register_base_model
 from manylora.platform.db import Database
 from manylora.platform.demo import OPERATOR_EMAIL, first_operator, how_to_begin, seed_demo
 from manylora.platform.generation import all_settled, count_running, stop_running
+from manylora.platform.life import Life
+from manylora.platform.lives import Lives
 from manylora.platform.metrics import ServerMetrics
 from manylora.platform.registry import AdapterRegistry
 from manylora.platform.services import Services
@@ -106,8 +108,9 @@ async def serve_until_stopped(
     loop, starting = asyncio.get_running_loop(), asyncio.current_task()
     assert starting is not None, "it runs as a task"
     _on_signals(lambda: loop.call_soon_threadsafe(starting.cancel))
-    async with _running_engine(settings, source) as engine:
-        services = _services(settings, db, engine, source)
+    async with _span_export(settings) as export, _running_engine(settings, source) as engine:
+        lives = Lives(db=db, kept=settings.request_lives_kept, export=export)
+        services = _services(settings, db, engine, source, lives)
         greeting = await _first_start(services, _base_url(settings))
         server = _http_server(services)
         beside = [
@@ -199,6 +202,30 @@ def _base_url(settings: Settings) -> str:
 
 
 @contextlib.asynccontextmanager
+async def _span_export(settings: Settings) -> AsyncIterator[Callable[[Life], None] | None]:
+    """Where ended lives go as spans; nowhere unless an endpoint is set, and then nothing loads.
+
+    Raises:
+        SettingsError: what exports them is not installed.
+    """
+    if settings.otlp_traces_endpoint is None:
+        yield None
+        return
+    try:
+        from manylora.platform.spans import SpanExport
+    except ModuleNotFoundError as error:
+        raise SettingsError(
+            "otlp_traces_endpoint: this needs packages that are not installed: "
+            "pip install 'manylora[otlp]'"
+        ) from error
+    export = SpanExport(settings.otlp_traces_endpoint)
+    try:
+        yield export
+    finally:
+        await run_sync(export.close)
+
+
+@contextlib.asynccontextmanager
 async def _running_engine(
     settings: Settings, source: ModelSource
 ) -> AsyncIterator[SupervisedEngine]:
@@ -217,7 +244,7 @@ async def _running_engine(
 
 
 def _services(
-    settings: Settings, db: Database, engine: SupervisedEngine, source: ModelSource
+    settings: Settings, db: Database, engine: SupervisedEngine, source: ModelSource, lives: Lives
 ) -> Services:
     name = settings.served_model_name or source.name
     with db.write() as session:
@@ -230,7 +257,7 @@ def _services(
     text = TextProcessor.from_folder(source.folder)
     metrics = ServerMetrics(name)
     metrics.engine_restarts = lambda: engine.num_restarts
-    return Services(settings, db, engine, text, base, registry, metrics)
+    return Services(settings, db, engine, text, base, registry, lives, metrics)
 
 
 async def _first_start(services: Services, base_url: str) -> str:

@@ -17,6 +17,7 @@ from manylora.platform.api import (
     keys,
     metrics,
     models,
+    requests,
     tenants,
     usage,
 )
@@ -50,6 +51,7 @@ def create_app(services: Services) -> FastAPI:
         app.include_router(part.router, prefix="/adapters/{name}/v1")
     app.include_router(tenants.router, prefix="/api/v1")
     app.include_router(engine.router, prefix="/api/v1")
+    app.include_router(requests.router, prefix="/api/v1")
     for part in (adapters, keys, usage):
         app.include_router(part.router, prefix="/api/v1")
         app.include_router(part.router, prefix="/api/v1/tenants/{tenant}")

@@ -48,6 +48,15 @@ class Settings(BaseSettings):
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="log level")
     max_upload_bytes: int = Field(1 << 30, ge=1, description="most bytes in one adapter upload")
 
+    request_lives_kept: int = Field(
+        100_000, ge=1, description="most ended requests whose stages are kept"
+    )
+    otlp_traces_endpoint: str | None = Field(
+        None,
+        pattern=r"^https?://",
+        description="URL to send OpenTelemetry spans to, such as http://localhost:4318/v1/traces",
+    )
+
     @property
     def database(self) -> str:
         """The URL of the database, which is a file in the data folder unless one is given."""

@@ -1,13 +1,16 @@
-"""The outermost layer: a request id and a count for every answer; limits on headers and URL."""
+"""The outermost layer: request ids, limits on headers and URL, when a request came and went."""
 
 import asyncio
+import time
 
 import structlog
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from manylora.engine.lifecycle import Stage, StageName
 from manylora.platform.api.body import JsonAnswer
-from manylora.platform.ids import new_id
+from manylora.platform.ids import new_id, now_us
+from manylora.platform.life import Life
 from manylora.platform.services import Services
 
 log = structlog.get_logger(__name__)
@@ -29,8 +32,13 @@ class Edge:
             await self._app(scope, receive, send)
             return
         request_id = new_id("req")
-        scope.setdefault("state", {})["request_id"] = request_id
         status = 500  # of an error that is answered further out
+        state = scope.setdefault("state", {})
+        state |= {
+            "request_id": request_id,
+            "received_at": now_us(),
+            "received": Stage(StageName.RECEIVED, time.monotonic(), __name__),
+        }
 
         async def send_with_id(message: Message) -> None:
             nonlocal status
@@ -40,6 +48,9 @@ class Edge:
                 headers["x-request-id"] = request_id
                 headers["x-content-type-options"] = "nosniff"
             await send(message)
+            life: Life | None = state.get("life")
+            if life and message["type"] == "http.response.body" and not message.get("more_body"):
+                life.sent(__name__)
 
         with structlog.contextvars.bound_contextvars(request_id=request_id):
             try:
@@ -49,6 +60,8 @@ class Edge:
             finally:
                 services: Services = scope["app"].state.services
                 services.metrics.count_http(_route(scope), status)
+                if "life" in state:
+                    await services.lives.close(state["life"])
 
 
 def _route(scope: Scope) -> str:
