@@ -56,18 +56,22 @@ def serve(settings: Settings) -> None:
     from manylora.engine.models.source import resolve_model
     from manylora.platform.db import open_database
     from manylora.platform.migrate import upgrade
-    from manylora.serve import serve_until_stopped, sole_owner, taken_port
+    from manylora.serve import serve_until_stopped, sole_owner, taken_ports
 
     configure_logs(settings.log_level)
     _make_data_dir(settings)
-    with taken_port(settings) as port, sole_owner(settings), open_database(settings.database) as db:
+    with (
+        taken_ports(settings) as ports,
+        sole_owner(settings),
+        open_database(settings.database) as db,
+    ):
         upgrade(db)
         source = resolve_model(settings.model, progress=_say)
         with (
             asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
             contextlib.suppress(asyncio.CancelledError),  # told to stop while it was starting
         ):
-            runner.run(serve_until_stopped(settings, db, source, port))
+            runner.run(serve_until_stopped(settings, db, source, ports))
 
 
 @app.command()

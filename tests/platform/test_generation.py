@@ -21,6 +21,7 @@ from manylora.platform.errors import ServerStoppingError
 from manylora.platform.generation import Generation, all_settled, stop_running
 from manylora.platform.keys import list_keys
 from manylora.platform.life import Life
+from manylora.platform.metrics import RequestMeter
 from manylora.platform.models import UsageRecord
 from manylora.platform.routing import Route
 from support.app import TestBed
@@ -43,7 +44,10 @@ def generation(bed: TestBed) -> Generation:
         received_at=0,
         stages=[Stage(StageName.RECEIVED, 0.0, "manylora.platform.api.edge")],
     )
-    return Generation(engine=bed.engine, db=bed.services.db, request=request, life=life)
+    meter = RequestMeter(bed.services.metrics, tenant="acme", max_tokens=16)
+    return Generation(
+        engine=bed.engine, db=bed.services.db, request=request, life=life, meter=meter
+    )
 
 
 def rows(bed: TestBed) -> list[tuple[str, int, int]]:

@@ -23,6 +23,7 @@ from manylora.platform.base_models import register_base_model
 from manylora.platform.db import Database
 from manylora.platform.keys import issue_key
 from manylora.platform.lives import Lives
+from manylora.platform.metrics import ServerMetrics
 from manylora.platform.registry import AdapterRegistry
 from manylora.platform.services import Services
 from manylora.platform.settings import Settings
@@ -70,7 +71,8 @@ def make_services(db: Database, data_dir: Path, engine: FakeEngine | None = None
     store = AdapterStore(settings.adapters_dir)
     registry = AdapterRegistry(db, engine, store, lenient_check, base, settings.max_upload_bytes)
     lives = Lives(db=db, kept=settings.request_lives_kept)
-    return Services(settings, db, engine, byte_text(), base, registry, lives)
+    metrics = ServerMetrics(BASE_MODEL)
+    return Services(settings, db, engine, byte_text(), base, registry, lives, metrics)
 
 
 class MemoryFile:

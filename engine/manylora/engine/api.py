@@ -236,6 +236,10 @@ class Remedies:
     kv_bytes_factor: float  # of today's bytes for a token's KV, what may be used
 
 
+STEP_TOKEN_BOUNDS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+NUM_STEP_SIZES = len(STEP_TOKEN_BOUNDS) + 1  # bigger ones, too
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStats:
     """A snapshot between two steps."""
@@ -247,6 +251,7 @@ class EngineStats:
     kv_blocks_total: int = 0
     num_steps: int = 0
     step_tokens: int = 0  # computed in all steps, recomputed ones too
+    steps_by_tokens: tuple[int, ...] = (0,) * NUM_STEP_SIZES  # by the first bound that holds them
     num_preemptions: int = 0
     recomputed_tokens: int = 0  # computed once more after preemptions
     prompt_tokens: int = 0

@@ -152,6 +152,7 @@ class EngineCore:
             kv_blocks_total=blocks.num_blocks,
             num_steps=self.trace.num_steps,
             step_tokens=counters.step_tokens,
+            steps_by_tokens=tuple(counters.steps_by_tokens),
             num_preemptions=self.preemptions.count,
             recomputed_tokens=counters.recomputed_tokens,
             prompt_tokens=counters.prompt_tokens,

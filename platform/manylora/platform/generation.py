@@ -20,6 +20,7 @@ from manylora.platform import lives, usage
 from manylora.platform.db import Database
 from manylora.platform.errors import ServerStoppingError
 from manylora.platform.life import Life
+from manylora.platform.metrics import RequestMeter
 
 log = structlog.get_logger(__name__)
 
@@ -43,6 +44,13 @@ def count_running() -> int:
     return len(_running)
 
 
+def digests_without_output() -> set[str]:
+    """The adapters of running requests that have no token yet."""
+    waiting = [generation for generation in _running if not generation.meter.has_output]
+    digests = (generation.life.route.digest for generation in waiting)
+    return {digest for digest in digests if digest}
+
+
 def stop_running() -> None:
     """End every running request with an error, because the server stops.
 
@@ -61,6 +69,7 @@ class Generation:
     db: Database
     request: Request
     life: Life
+    meter: RequestMeter
     _outputs: AsyncIterator[RequestOutput] = field(init=False)
     _settlement: asyncio.Task[bool] | None = None
     _patience: asyncio.Timeout | None = None  # of whoever waits for an output
@@ -92,6 +101,7 @@ class Generation:
         if output is None:
             raise RequestFailedError("the engine ended the request without a finish reason")
         self.life.last = output
+        self.meter.output(output)
         if output.finish_reason in (FinishReason.ERROR, FinishReason.ABORT):
             raise RequestFailedError(output.error or "the engine gave the request up")
         return output
@@ -129,6 +139,7 @@ class Generation:
         self.life.end(status)
         await self.close()
         row = self._usage(status)
+        self.meter.end(row)
         for pause in (*_RETRY_SECONDS, None):
             try:
                 await run_sync(self._write, row)
@@ -141,6 +152,7 @@ class Generation:
                 await asyncio.sleep(pause)
         # The row can be made from this line.
         log.error("usage_lost", **dataclasses.asdict(row))
+        self.meter.lose_usage()
         return False
 
     async def close(self) -> None:

@@ -6,6 +6,7 @@ from manylora.engine.client import EngineClient
 from manylora.engine.text.processor import TextProcessor
 from manylora.platform.db import Database
 from manylora.platform.lives import Lives
+from manylora.platform.metrics import ServerMetrics
 from manylora.platform.models import BaseModel
 from manylora.platform.registry import AdapterRegistry
 from manylora.platform.settings import Settings
@@ -22,3 +23,4 @@ class Services:
     base_model: BaseModel  # the row of the one that the engine serves
     adapters: AdapterRegistry
     lives: Lives
+    metrics: ServerMetrics

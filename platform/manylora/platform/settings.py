@@ -37,6 +37,10 @@ class Settings(BaseSettings):
     served_model_name: str | None = Field(None, description="what clients call the base model")
     host: str = Field("127.0.0.1", description="address to listen on")
     port: int = Field(8000, ge=1, le=65535, description="port to listen on")
+    metrics_host: str = Field("127.0.0.1", description="address of --metrics-port")
+    metrics_port: int | None = Field(
+        None, ge=1, le=65535, description="port of /metrics without a credential; default: none"
+    )
     data_dir: Path = Field(Path("data"), description="folder of the database and the adapters")
     database_url: str | None = Field(None, description="default: SQLite in the data folder")
     demo: bool = Field(False, description="seed two tenants with demo adapters")

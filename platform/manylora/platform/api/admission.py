@@ -16,6 +16,7 @@ from manylora.platform.api.bodies import SamplingBody
 from manylora.platform.errors import InvalidInputError
 from manylora.platform.generation import Generation
 from manylora.platform.life import Life
+from manylora.platform.metrics import RequestMeter
 from manylora.platform.routing import Route
 from manylora.platform.services import Services
 
@@ -73,6 +74,9 @@ async def admit(http: HttpRequest, caller: Caller, asked: Asked) -> Generation:
         db=services.db,
         request=request,
         life=life,
+        meter=RequestMeter(
+            services.metrics, tenant=life.tenant, max_tokens=request.params.max_tokens
+        ),
     )
 
 

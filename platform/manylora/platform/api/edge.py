@@ -11,12 +11,14 @@ from manylora.engine.lifecycle import Stage, StageName
 from manylora.platform.api.body import JsonAnswer
 from manylora.platform.ids import new_id, now_us
 from manylora.platform.life import Life
+from manylora.platform.services import Services
 
 log = structlog.get_logger(__name__)
 
 MAX_HEADER_BYTES = 32 << 10
 MAX_HEADERS = 100
 MAX_URL_BYTES = 16 << 10
+OTHER_ROUTE = "other"  # in metrics: no route of ours, or a file of the pages
 
 
 class Edge:
@@ -30,6 +32,7 @@ class Edge:
             await self._app(scope, receive, send)
             return
         request_id = new_id("req")
+        status = 500  # of an error that is answered further out
         state = scope.setdefault("state", {})
         state |= {
             "request_id": request_id,
@@ -38,7 +41,9 @@ class Edge:
         }
 
         async def send_with_id(message: Message) -> None:
+            nonlocal status
             if message["type"] == "http.response.start":
+                status = message["status"]
                 headers = MutableHeaders(scope=message)
                 headers["x-request-id"] = request_id
                 headers["x-content-type-options"] = "nosniff"
@@ -53,8 +58,18 @@ class Edge:
             except asyncio.CancelledError:  # by a server that stops; it would log a traceback
                 log.warning("request_cut_off")
             finally:
+                services: Services = scope["app"].state.services
+                services.metrics.count_http(_route(scope), status)
                 if "life" in state:
-                    await scope["app"].state.services.lives.close(state["life"])
+                    await services.lives.close(state["life"])
+
+
+def _route(scope: Scope) -> str:
+    """The template of the route that answered: never the path, which is whatever a client likes."""
+    # FastAPI keeps the template of an included router's route, with the prefix, beside the route.
+    context = scope.get("fastapi", {}).get("effective_route_context")
+    template: str = getattr(context or scope.get("route"), "path_format", OTHER_ROUTE)
+    return template
 
 
 def _refusal(scope: Scope) -> ASGIApp | None:
