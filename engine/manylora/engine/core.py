@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import structlog
+import torch
 from torch import Tensor
 
 from manylora.engine.adapters import AdapterCache
@@ -25,15 +26,14 @@ from manylora.engine.api import (
 from manylora.engine.counters import Counters, Reporter
 from manylora.engine.errors import EngineOverloadedError
 from manylora.engine.lifecycle import StageName, WaitCause
-from manylora.engine.outputs import accept_token, final_output
+from manylora.engine.outputs import accept_token, final_output, take_logits
 from manylora.engine.preemptions import PreemptionLog
 from manylora.engine.runner import ModelRunner
-from manylora.engine.sampler import draw_seed, sample
+from manylora.engine.sampler import draw_seed
 from manylora.engine.schedule import ScheduledBatch
 from manylora.engine.scheduler import Scheduler
 from manylora.engine.sequence import Sequence
 from manylora.engine.text.processor import TextProcessor
-from manylora.engine.text.stops import StopMatcher
 from manylora.engine.trace import StepTrace
 from manylora.engine.validation import check_request
 
@@ -99,12 +99,23 @@ class EngineCore:
         if request.adapter is not None:
             self.adapters.check_known(request.adapter.digest)
             self._dropping.discard(request.adapter.digest)
-        sequence = self._sequence(request)
+        seed = request.params.seed
+        sequence = Sequence.begin(
+            request,
+            self.text,
+            seed=self.next_seed() if seed is None else seed,
+            arrival_step=self.trace.num_steps,
+        )
         now = self._clock()
         sequence.life.stamp(StageName.QUEUED, now)
         sequence.life.wait(WaitCause.STEP, now)
         self._sequences[request.request_id] = sequence
         self.scheduler.add(sequence)
+
+    def next_seed(self) -> int:
+        """The seed of the next request that brings none: all follow from the engine's seed."""
+        self._num_drawn_seeds += 1
+        return draw_seed(self._seed, self._num_drawn_seeds)
 
     def abort(self, request_id: str) -> None:
         """Forget a request and free what it holds; unknown ids are no error."""
@@ -175,24 +186,6 @@ class EngineCore:
     def close(self) -> None:
         self.adapters.close()
 
-    def _sequence(self, request: Request) -> Sequence:
-        stop, tokens = request.params.stop, request.prompt_token_ids
-        return Sequence(
-            request=request,
-            token_ids=list(tokens),
-            detokenizer=self.text.detokenizer(tokens) if self.text.has_tokenizer else None,
-            stops=StopMatcher(stop) if stop else None,
-            seed=self._seed_of(request),
-            arrival_step=self.trace.num_steps,
-        )
-
-    def _seed_of(self, request: Request) -> int:
-        """The request's seed; one that brings none gets the next that the engine's seed gives."""
-        if request.params.seed is not None:
-            return request.params.seed
-        self._num_drawn_seeds += 1
-        return draw_seed(self._seed, self._num_drawn_seeds)
-
     def _drop_unneeded(self) -> None:
         if not self._dropping:
             return
@@ -236,19 +229,20 @@ class EngineCore:
         for entry in batch.entries:
             if entry.num_tokens > 1 or entry.positions.start < entry.sequence.num_prompt_tokens:
                 entry.sequence.life.stamp(StageName.PREFILL_CHUNK, now, entry.num_tokens)
-        sampling = [entry.sequence for entry in batch.entries if entry.samples]
+        rows = torch.split(logits, [len(entry.logit_positions) for entry in batch.entries])
+        sampling = [entry.samples for entry in batch.entries]
         self.scheduler.advance(batch)
-        return [self._accept(sequence, row) for sequence, row in zip(sampling, logits, strict=True)]
+        outputs = [
+            self._accept(entry.sequence, its_rows, samples=samples)
+            for entry, its_rows, samples in zip(batch.entries, rows, sampling, strict=True)
+        ]
+        return [output for output in outputs if output is not None]
 
-    def _accept(self, sequence: Sequence, logits: Tensor) -> RequestOutput:
-        sampled = sample(
-            logits,
-            sequence.request.params,
-            seed=sequence.seed,
-            prompt=sequence.request.prompt_token_ids,
-            output=sequence.token_ids[sequence.num_prompt_tokens :],
-            eos_token_ids=self.text.eos_token_ids,
-        )
+    def _accept(self, sequence: Sequence, rows: Tensor, *, samples: bool) -> RequestOutput | None:
+        eos_token_ids = self.text.eos_token_ids
+        sampled = take_logits(sequence, rows, samples=samples, eos_token_ids=eos_token_ids)
+        if sampled is None:
+            return None
         if sampled.token_id is None:
             logger.warning("logits_not_finite", request_id=sequence.request_id)
             self.scheduler.forget_prefix(sequence)
@@ -259,7 +253,7 @@ class EngineCore:
         if sequence.num_output_tokens == 0:
             sequence.life.stamp(StageName.FIRST_TOKEN, now)
         self.counters.output_tokens += 1
-        output = accept_token(sequence, sampled, self.text.eos_token_ids, self.info.max_model_len)
+        output = accept_token(sequence, sampled, eos_token_ids, self.info.max_model_len)
         if output.finish_reason is not None:
             sequence.life.stamp(StageName.LAST_TOKEN, now)
             sequence.life.stamp(StageName.DETOKENISED, self._clock())
