@@ -99,13 +99,9 @@ class EngineCore:
         if request.adapter is not None:
             self.adapters.check_known(request.adapter.digest)
             self._dropping.discard(request.adapter.digest)
-        seed = request.params.seed
-        sequence = Sequence.begin(
-            request,
-            self.text,
-            seed=self.next_seed() if seed is None else seed,
-            arrival_step=self.trace.num_steps,
-        )
+        seed = self.next_seed() if request.params.seed is None else request.params.seed
+        step = self.trace.num_steps
+        sequence = Sequence.begin(request, self.text, seed=seed, arrival_step=step)
         now = self._clock()
         sequence.life.stamp(StageName.QUEUED, now)
         sequence.life.wait(WaitCause.STEP, now)
