@@ -117,7 +117,7 @@ class LLM:
         results: list[GenerationResult] = []
         try:
             for prompt, one_params, one_adapter in each:
-                results.append(self.submit(prompt, one_params, adapter=one_adapter))
+                results.append(self.submit(prompt, one_params, one_adapter))
             self._finish(results, progress)
         finally:
             self._abandon(results)
@@ -135,8 +135,13 @@ class LLM:
         prompts = [self.core.text.encode_chat(one) for one in _conversations(messages)]
         return self.generate(prompts, params, adapter=adapter, progress=progress)
 
+    @property
+    def num_unfinished(self) -> int:
+        """Completions that are queued or being generated."""
+        return len(self._running)
+
     def submit(
-        self, prompt: Prompt, params: SamplingParams, *, adapter: AdapterInfo | None = None
+        self, prompt: Prompt, params: SamplingParams, adapter: AdapterInfo | None = None
     ) -> GenerationResult:
         """Queue one prompt; `step` fills the result, and returns it once it is finished.
 
