@@ -109,6 +109,13 @@ def _with_engine_options(config: Path | None) -> type[Settings]:
     return create_model("AllSettings", __base__=base, **options)
 
 
+def offline_settings() -> tuple[str, ...]:
+    """The settings of a command that runs an engine of its own, without a server."""
+    of_a_server = {"adapter_store", "max_num_waiting"}
+    engine = [option.name for option in dataclasses.fields(EngineConfig)]
+    return ("log_level", *(name for name in engine if name not in of_a_server))
+
+
 def load_settings(given: Mapping[str, Any], config: Path | None = None) -> Settings:
     """Merge what the command line gave with the environment and a TOML file.
 
