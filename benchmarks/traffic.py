@@ -12,6 +12,8 @@ from manylora.engine.api import AdapterRef, Request, SamplingParams
 from manylora.engine.core import EngineCore
 from manylora.engine.scheduler import ScheduledBatch
 
+CLOCKS = {"wall": time.perf_counter, "cpu": time.thread_time}  # seconds
+
 
 @dataclass(slots=True)
 class Timeline:

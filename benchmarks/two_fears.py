@@ -5,7 +5,6 @@ to `results/`. See README.md.
 """
 
 import argparse
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -32,7 +31,7 @@ from scenarios import (
     long_prompt,
     shared_prefix,
 )
-from traffic import Traffic
+from traffic import CLOCKS, Traffic
 
 from manylora.engine.api import EngineInfo
 from manylora.engine.build import build_engine
@@ -68,8 +67,6 @@ SCENARIOS = {
         ConversationSizes(rounds=2, turns=3, message=20, answer=8),
     ),
 }
-
-CLOCKS = {"wall": time.perf_counter, "cpu": time.thread_time}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
