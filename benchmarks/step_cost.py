@@ -46,12 +46,13 @@ class StepCost:
         """Every kind of step after a prefix of `context` tokens, cached beforehand."""
         prefix = self._traffic.random_tokens(context)
         if prefix:
-            for adapter in (None, *self._adapters):
-                self._traffic.submit(f"prefix-{context}-{adapter}", prefix, 1, adapter=adapter)
-                self._traffic.finish()
+            self._traffic.submit(f"prefix-{context}", prefix, 1)
+            self._traffic.finish()
         rows = [self._prefill(prefix, count) for count in sizes.prefill_rows]
         rows += [self._decode(prefix, [None] * count) for count in sizes.decodes]
-        return [*rows, self._decode(prefix, self._adapters)]
+        if not prefix:  # adapters share no prefix: each would have to compute it
+            rows.append(self._decode(prefix, self._adapters))
+        return rows
 
     def _prefill(self, prefix: list[int], num_rows: int) -> dict[str, Any]:
         """One sequence's rows in one step. A prefix of whole blocks is found, so none is its."""
@@ -134,12 +135,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _start(options: argparse.Namespace, sizes: Sizes) -> tuple[Traffic, list[AdapterRef]]:
     num_adapters = min(8, max(sizes.decodes))
-    prefixes = (1 + num_adapters) * sum(sizes.contexts)
     core = build_engine(
         EngineConfig(
             model=options.model,
             threads=options.threads,
-            num_kv_blocks=(prefixes + 64 * MOST_ROWS) // BLOCK_SIZE,
+            num_kv_blocks=(sum(sizes.contexts) + 64 * MOST_ROWS) // BLOCK_SIZE,
             max_num_batched_tokens=MOST_ROWS,
             max_loras=num_adapters,
         )

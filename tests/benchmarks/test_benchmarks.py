@@ -75,7 +75,7 @@ def test_a_steps_cost_is_measured_by_rows_and_context(tmp_path: Path, model: Pat
     result = run(tmp_path, "step_cost", "--quick", "--model", model, "--threads", "1")
 
     kinds = {(row["kind"], row["rows"], row["context"], row["adapters"]) for row in result["rows"]}
-    assert kinds >= {("prefill", 64, 128, 0), ("decode", 4, 0, 0), ("decode", 4, 128, 4)}
+    assert kinds >= {("prefill", 64, 128, 0), ("decode", 4, 0, 4), ("decode", 4, 128, 0)}
     assert all(row["milliseconds"] > row["of_it_outside_the_model"] for row in result["rows"])
 
 
