@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from manylora.engine import SamplingParams
@@ -107,15 +108,25 @@ def test_an_adapter_of_the_attention_beside_a_mixture_matches_peft(
         assert largest_error(logits, expected) <= TOLERANCE
 
 
-def test_an_adapter_of_the_experts_is_refused_by_name(tmp_path: Path) -> None:
-    model = make_tiny_family(tmp_path / "model", "mixtral")
-    parameters = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
-    adapter = make_adapter(
-        model, tmp_path / "adapter", target_modules=[], target_parameters=parameters
-    )
+@pytest.mark.parametrize("form", ["fused parameters", "a module an expert"])
+def test_an_adapter_of_the_experts_is_refused_by_name(tmp_path: Path, form: str) -> None:
+    model, folder = make_tiny_family(tmp_path / "model", "qwen3_moe"), tmp_path / "adapter"
+    if form == "fused parameters":
+        parameters = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
+        make_adapter(model, folder, target_modules=[], target_parameters=parameters)
+        said = "target_parameters"
+    else:
+        make_adapter(model, folder)
+        weights = load_file(folder / "adapter_model.safetensors")
+        renamed = {
+            name.replace("layers.0.self_attn.q_proj", "layers.0.mlp.experts.3.up_proj"): weight
+            for name, weight in weights.items()
+        }
+        save_file(renamed, folder / "adapter_model.safetensors")
+        said = r"experts\.3\.up_proj.*adapters of experts are not supported"
 
-    with make_llm(model) as llm, pytest.raises(AdapterError, match="target_parameters"):
-        llm.load_adapter(adapter)
+    with make_llm(model) as llm, pytest.raises(AdapterError, match=said):
+        llm.load_adapter(folder)
 
 
 Change = Callable[[Architecture], Architecture]

@@ -177,6 +177,8 @@ def test_a_model_goes_as_far_as_its_scaling_reaches_only_when_asked(
         ({"rope_type": "linear", "factor": 0}, "factor 0"),
         ({"rope_type": "linear", "factor": float("inf")}, "factor inf"),
         ({"rope_type": "yarn", "factor": 2.0, "truncate": 1}, "truncate 1"),
+        (YARN | {"rope_theta": 1}, "rope_theta 1"),
+        (LLAMA3 | {"high_freq_factor": 1.0}, "high_freq_factor 1.0"),
         ({"rope_type": "longrope", "short_factor": [1.0]}, "short_factor"),
         (LONGROPE | {"long_factor": [1.0] * 7 + [None]}, r"long_factor\[7\]"),
         ({"sliding_attention": {"rope_theta": 1e4}}, "rope_parameters"),

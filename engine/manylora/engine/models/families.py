@@ -120,9 +120,7 @@ def _smollm3(f: Fields) -> Architecture:
 
 
 def _phi3(f: Fields) -> Architecture:
-    aliases = {"su": "longrope", "yarn": "longrope"}
-    types = ("default", "longrope")
-    rope = read_rope(f, head_size(f), types=types, aliases=aliases, partial=True)
+    rope = read_rope(f, head_size(f), types=("default", "longrope"), partial=True)
     windows = one_window(f)
     return replace(_decoder(f, windows, ropes=[rope] * len(windows)), modules=FUSED)
 

@@ -4,7 +4,7 @@ Field names and defaults are those of transformers' `modeling_rope_utils.py`.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from manylora.engine.models.fields import Fields
@@ -87,14 +87,12 @@ def read_rope(
     head_size: int,
     *,
     types: Sequence[str] = ROPE_TYPES,
-    aliases: Mapping[str, str] | None = None,
     partial: bool = False,
 ) -> Rope:
     """The rotary embedding of `rope_parameters`, or of `rope_theta` and `rope_scaling` before it.
 
     Args:
         types: the `rope_type`s that the family may have.
-        aliases: its other names for some of them.
         partial: it may rotate only the first `partial_rotary_factor` of a head.
 
     Raises:
@@ -104,13 +102,20 @@ def read_rope(
     section = fields.section(name)
     if section.has("full_attention") or section.has("sliding_attention"):
         raise fields.error(name, "differs by layer type, which this model_type does not do")
-    kinds = {kind: kind for kind in types} | dict(aliases or {})
+    kinds = {kind: kind for kind in types}
     key = "rope_type" if section.has("rope_type") else "type"
     kind = section.choice(key, kinds) if section.has(key) else "default"
-    theta = (section if "rope_theta" in section else fields).number("rope_theta")
+    theta = _theta(section if "rope_theta" in section else fields)
     size = _rotated_size(section, head_size, partial) or _rotated_size(fields, head_size, partial)
     size = size or head_size
     return Rope(theta, size, _scaling(kind, fields, section, size))
+
+
+def _theta(where: Fields) -> float:
+    theta = where.number("rope_theta")
+    if theta <= 1:
+        raise where.error("rope_theta", "turns every pair alike")
+    return theta
 
 
 def _rotated_size(where: Fields, head_size: int, partial: bool) -> int | None:
@@ -136,9 +141,13 @@ def _scaling(kind: str, fields: Fields, section: Fields, size: int) -> Scaling |
         case "linear":
             return Linear(section.number("factor"))
         case "dynamic":
+            if size < 4:
+                raise section.error("rope_type", f"needs heads of more than {size} dimensions")
             return DynamicNtk(section.number("factor"), positions)
         case "llama3":
             low, high = section.number("low_freq_factor"), section.number("high_freq_factor")
+            if high <= low:
+                raise section.error("high_freq_factor", "is not above low_freq_factor")
             return Llama3(section.number("factor"), low, high, original)
         case "yarn":
             return _yarn(section, positions / original, original)
@@ -173,6 +182,8 @@ def _longrope(section: Fields, ratio: float, original: int, size: int) -> LongRo
     factor = section.optional_number("factor") or ratio
     attention_factor = section.optional_number("attention_factor")
     if attention_factor is None:
+        if original < 2:
+            raise section.error("original_max_position_embeddings", "is below 2")
         stretched = 1 + math.log(factor) / math.log(original) if factor > 1 else 1.0
         attention_factor = math.sqrt(stretched)
     return LongRope(
