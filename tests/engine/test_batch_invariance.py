@@ -11,16 +11,23 @@ from torch import Tensor
 
 from manylora.engine import LLM, SamplingParams
 from support.engine import make_llm, recorded_logits
+from support.tiny_families import make_tiny_family
+from support.tiny_model import make_adapter
 
 PROMPT = [(7 * i + 3) % 256 for i in range(70)]
+LONG_PROMPT = [(7 * i + 3) % 256 for i in range(165)]  # more than a chunk of keys and a window
 SAMPLED = SamplingParams(temperature=0.9, top_p=0.95, max_tokens=12, seed=5, ignore_eos=True)
 
 
 def observed(
-    llm: LLM, adapter: Any, neighbours: list[tuple[list[int], Any]], at: int
+    llm: LLM,
+    adapter: Any,
+    neighbours: list[tuple[list[int], Any]],
+    at: int,
+    prompt: list[int] = PROMPT,
 ) -> tuple[list[int], Tensor]:
-    """The tokens drawn for `PROMPT` among neighbours, and the logits of all its positions."""
-    work = [*neighbours[:at], (PROMPT, adapter), *neighbours[at:]]
+    """The tokens drawn for a prompt among neighbours, and the logits of all its positions."""
+    work = [*neighbours[:at], (prompt, adapter), *neighbours[at:]]
     with recorded_logits(llm) as seen:
         results = llm.generate([p for p, _ in work], SAMPLED, adapter=[a for _, a in work])
     rows = list(seen.values())[at]
@@ -62,6 +69,40 @@ def test_neighbours_and_chunking_change_no_bit(
 
     assert crowded_tokens == tokens
     assert torch.equal(crowded_logits, logits)
+
+
+@pytest.fixture(scope="module", params=["gemma3_text", "qwen3", "qwen3_moe"])
+def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_family(tmp_path_factory.mktemp("family"), request.param)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_neighbours_and_chunking_change_no_bit_of_another_family(
+    family: Path, tmp_path: Path, dtype: str
+) -> None:
+    """Windows, caps, norms of heads, and experts that other rows see too or do not."""
+    adapter = make_adapter(family, tmp_path / "adapter", target_modules=["q_proj", "o_proj"])
+    seen = []
+    for budget, neighbours in ((96, []), (13, [5]), (64, [30, 170, 2]), (8, [40])):
+        options = {"max_num_batched_tokens": budget, "enable_prefix_caching": False}
+        with make_llm(family, dtype=dtype, **options) as llm:
+            used = llm.load_adapter(adapter)
+            others = [([(11 * i) % 256 for i in range(n)], None) for n in neighbours]
+            seen.append(observed(llm, used, others, len(others) // 2, LONG_PROMPT))
+
+    for tokens, logits in seen[1:]:
+        assert tokens == seen[0][0]
+        assert torch.equal(logits, seen[0][1])
+
+
+def test_a_prefix_hit_in_a_window_changes_no_bit(tmp_path: Path) -> None:
+    with make_llm(make_tiny_family(tmp_path, "gemma3_text")) as llm:
+        cold_tokens, cold = observed(llm, None, [], 0, LONG_PROMPT)
+        warm_tokens, warm = observed(llm, None, [], 0, LONG_PROMPT)
+
+    assert len(warm) == len(cold) - 160
+    assert warm_tokens == cold_tokens
+    assert torch.equal(warm, cold[160:])
 
 
 @pytest.mark.parametrize("name", ["base", "all"])

@@ -44,9 +44,14 @@ def test_the_rope_base_is_found_where_either_format_keeps_it() -> None:
     old = {k: v for k, v in llama().items() if k != "rope_parameters"}
     new = llama(rope_parameters={"rope_type": "default", "rope_theta": 77.0})
 
-    assert DecoderConfig.from_dict(new).rope_theta == 77.0
-    assert DecoderConfig.from_dict(old | {"rope_theta": 88.0}).rope_theta == 88.0
-    assert DecoderConfig.from_dict(old).rope_theta == 10_000.0
+    def theta(raw: dict[str, Any]) -> float:
+        (rope,) = {layer.rope for layer in DecoderConfig.from_dict(raw).architecture.layers}
+        assert rope is not None
+        return rope.theta
+
+    assert theta(new) == 77.0
+    assert theta(old | {"rope_theta": 88.0}) == 88.0
+    assert theta(old) == 10_000.0
 
 
 @pytest.mark.parametrize(
@@ -54,13 +59,15 @@ def test_the_rope_base_is_found_where_either_format_keeps_it() -> None:
     [
         ({"model_type": "gpt2"}, "model_type 'gpt2'"),
         ({"model_type": ["llama"]}, "model_type"),
-        ({"rope_parameters": {"rope_type": "llama3", "factor": 8.0}}, "rope_type 'llama3'"),
-        ({"rope_parameters": None, "rope_scaling": {"type": "linear"}}, "rope_type 'linear'"),
+        ({"rope_parameters": {"rope_type": "spiral"}}, "rope_type 'spiral'"),
+        ({"rope_parameters": {"rope_type": "llama3", "factor": 8.0}}, "lacks 'low_freq_factor'"),
+        ({"rope_parameters": None, "rope_scaling": {"type": "linear"}}, "lacks 'factor'"),
+        ({"rope_parameters": {"full_attention": {"rope_theta": 1.0}}}, "rope_parameters"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5"),
         ({"rope_parameters": [1]}, "rope_parameters"),
         ({"rope_parameters": None, "rope_scaling": [1]}, "rope_scaling"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
-        ({"attention_bias": True}, "attention_bias True"),
-        ({"mlp_bias": True}, "mlp_bias True"),
+        ({"attention_bias": "yes"}, "attention_bias 'yes'"),
         ({"quantization_config": {"bits": 4}}, "quantization_config"),
         ({"hidden_size": "24"}, "hidden_size '24'"),
         ({"hidden_size": 0}, "hidden_size 0"),

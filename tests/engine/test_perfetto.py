@@ -111,6 +111,9 @@ def test_a_requests_track_tells_its_rows_waits_and_end(
     }
 
     assert told == expected
+    began = {e["ts"] for e in events if e["tid"] == threads["steps"] and e["ph"] == "X"}
+    gaps = [e for e in events if e["name"] == "preempted"]
+    assert all({e["ts"], e["ts"] + e["dur"]} <= began for e in gaps)
     assert sum(names["preempted"] for names in told.values()) > 0
     ends = [e for e in events if e["ph"] == "i"]
     assert Counter(e["name"] for e in ends) == Counter(

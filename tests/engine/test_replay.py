@@ -226,6 +226,7 @@ arrivals = st.tuples(
             "weight": st.sampled_from([1.0, 3.0]),
             "priority": st.integers(0, 2),
             "cache_salt": st.sampled_from([None, None, "s"]),
+            "prompt_logprobs": st.sampled_from([None, None, 1]),
         }
     ),
 )
@@ -277,7 +278,10 @@ def test_any_traffic_is_replayed_to_the_same_schedule(header: Any, traffic: list
         engine.finish(adapters=set(ADAPTERS))
 
         found = replay(path)
+        steps = [line for line in lines_of(path) if line["line"] == "step"]
 
     assert found.difference is None
     assert found.num_steps == engine.trace.num_steps
+    evicted = sum(step.get("evicted_blocks", 0) for step in steps)
+    assert evicted == engine.scheduler.blocks.num_evicted
     assert found.num_requests == engine.num_added

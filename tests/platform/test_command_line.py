@@ -53,7 +53,7 @@ def test_the_schema_is_brought_up_and_told(tmp_path: Path) -> None:
     current = run("db", "current", **environment)
 
     assert before.stdout == "empty\n"
-    assert upgraded.stdout == current.stdout == "0001_foundation\n"
+    assert upgraded.stdout == current.stdout == "0002_request_lives\n"
 
 
 def test_a_refused_adapter_exits_1_with_reasons_as_json(tmp_path: Path, model: Path) -> None:

@@ -16,7 +16,12 @@ def load_oracle(
     attention: str = "eager",
 ) -> PreTrainedModel:
     """The base, or peft over the base, in one dtype."""
-    oracle = AutoModelForCausalLM.from_pretrained(model, dtype=dtype, attn_implementation=attention)
+    oracle = AutoModelForCausalLM.from_pretrained(
+        model,
+        dtype=dtype,
+        attn_implementation=attention,
+        experts_implementation="eager",  # the grouped one has no float64
+    )
     if adapter is not None:
         oracle = PeftModel.from_pretrained(oracle, adapter, autocast_adapter_dtype=False).to(dtype)
     return oracle.eval()

@@ -18,6 +18,7 @@ from manylora.engine.api import (
 )
 from manylora.engine.recording import Header
 from manylora.engine.sequence import Sequence as EngineSequence
+from manylora.engine.simulation import compute
 from manylora.engine.trace import StepTrace
 from manylora.engine.trace_file import TraceFile
 from support.engine import make_llm
@@ -38,7 +39,10 @@ def mixed_requests(adapters: Sequence[AdapterInfo | None], *, count: int = 36) -
                 request_id=f"r{number}",
                 prompt_token_ids=(*shared[number % 3][: rng.randrange(4, 20)], *own),
                 params=SamplingParams(
-                    temperature=0, max_tokens=rng.randrange(1, 24), ignore_eos=True
+                    temperature=0,
+                    max_tokens=rng.randrange(1, 24),
+                    ignore_eos=True,
+                    prompt_logprobs=1 if number % 5 == 0 else None,
                 ),
                 tenant=TENANTS[number % 3],
                 adapter=None if adapter is None else adapter.ref,
@@ -123,7 +127,16 @@ class RecordedScheduler:
         self.ends: dict[str, int] = {}  # output tokens, by request id
         self.num_added = 0
 
-    def add(self, tenant: str, adapter: str | None, prompt: int, output: int, **more: Any) -> None:
+    def add(
+        self,
+        tenant: str,
+        adapter: str | None,
+        prompt: int,
+        output: int,
+        *,
+        prompt_logprobs: int | None = None,
+        **more: Any,
+    ) -> None:
         prompt = min(prompt, self.max_tokens - 1)
         output = min(output, self.max_tokens - prompt)
         name = f"r{self.num_added}"
@@ -131,7 +144,9 @@ class RecordedScheduler:
         request = Request(
             request_id=name,
             prompt_token_ids=tuple(map(book, range(prompt))),
-            params=SamplingParams(max_tokens=self.max_tokens - prompt),
+            params=SamplingParams(
+                max_tokens=self.max_tokens - prompt, prompt_logprobs=prompt_logprobs
+            ),
             tenant=tenant,
             adapter=None if adapter is None else AdapterRef(adapter),
             **more,
@@ -154,9 +169,7 @@ class RecordedScheduler:
         if batch.entries:
             self.trace.add(batch, began)
         self.now += 0.001
-        sampling = [entry.sequence for entry in batch.entries if entry.samples]
-        self.scheduler.advance(batch)
-        for sequence in sampling:
+        for sequence in compute(batch, self.scheduler):
             sequence.token_ids.append(book(sequence.num_tokens))
             if sequence.num_output_tokens == self.ends[sequence.request_id]:
                 sequence.finish(FinishReason.LENGTH)

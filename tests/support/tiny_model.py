@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from peft import LoraConfig, get_peft_model
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
 VOCAB_SIZE = 260  # every byte, and the special tokens
 CHAT_TEMPLATE = (
@@ -16,30 +16,40 @@ CHAT_TEMPLATE = (
 )
 
 
-def make_tiny_llama(folder: Path, *, seed: int = 0, **config: Any) -> Path:
-    """A random Llama with a byte-level tokenizer, saved as a Hugging Face folder in float32.
+SIZES: Mapping[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 96,
+    "intermediate_size": 144,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "tie_word_embeddings": True,
+    "bos_token_id": 256,
+    "eos_token_id": 257,
+}
+"""Odd sizes on purpose: three query heads to a KV head, a width that is no power of two."""
 
-    Odd sizes on purpose: three query heads to a KV head, a width that is no power of two.
-    """
-    values: dict[str, Any] = {
-        "vocab_size": VOCAB_SIZE,
-        "hidden_size": 96,
-        "intermediate_size": 144,
-        "num_hidden_layers": 3,
-        "num_attention_heads": 6,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 512,
-        "tie_word_embeddings": True,
-        "bos_token_id": 256,
-        "eos_token_id": 257,
-    }
+
+def make_tiny_llama(folder: Path, *, seed: int = 0, **config: Any) -> Path:
+    """A random Llama with a byte-level tokenizer, saved as a Hugging Face folder in float32."""
+    return make_tiny_model(folder, "llama", seed=seed, **config)
+
+
+def make_tiny_model(folder: Path, model_type: str, *, seed: int = 0, **config: Any) -> Path:
+    """The same for any model type that transformers has."""
     torch.manual_seed(seed)
-    model = LlamaForCausalLM(LlamaConfig(**(values | config)))
-    for parameter in model.parameters():  # the default is so small that all logits are alike
-        if parameter.dim() == 2:
-            torch.nn.init.normal_(parameter, std=parameter.shape[1] ** -0.5)
+    values = SIZES | config
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **values))
+    offset = 1.0 if model_type.startswith("gemma") else 0.0  # which its norms add to their weight
+    for name, parameter in model.named_parameters():
+        # The defaults are so small that all logits are alike.
+        if parameter.dim() > 1:
+            torch.nn.init.normal_(parameter, std=parameter.shape[-1] ** -0.5)
+        elif name.endswith("bias"):
+            torch.nn.init.normal_(parameter, std=0.5)
         else:
-            torch.nn.init.uniform_(parameter, 0.5, 1.5)
+            torch.nn.init.uniform_(parameter, 0.5 - offset, 1.5 - offset)
     model.save_pretrained(folder)
     byte_tokenizer().save_pretrained(folder)
     return folder
@@ -68,7 +78,7 @@ def make_adapter(model: Path, folder: Path, *, seed: int = 1, **config: Any) -> 
         "target_modules": ["q_proj", "v_proj"],
         "init_lora_weights": False,
     }
-    base = LlamaForCausalLM.from_pretrained(model, dtype=torch.float32)
+    base = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     peft_model = get_peft_model(base, LoraConfig(**(values | config)))
     peft_model.save_pretrained(folder)
     return folder

@@ -23,6 +23,7 @@ CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
 DIGEST_FORMAT = b"manylora-adapter-1"
 _PREFIX = "base_model.model."
+_NO_SUCH_LAYER = "the base model has no such linear layer"
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +133,9 @@ def _match_modules(
     for entry in weights.entries:
         path, part = _split_name(entry.name)
         if part is None or path not in shapes:
-            problems.append((entry.name, "the base model has no such linear layer"))
+            expert = ".experts." in entry.name
+            why = "adapters of experts are not supported" if expert else _NO_SUCH_LAYER
+            problems.append((entry.name, why))
         else:
             pairs.setdefault(path, {})[part] = entry
     modules = []

@@ -86,12 +86,10 @@ def _max_model_len(config: EngineConfig, model: DecoderConfig, num_kv_blocks: in
     Raises:
         InvalidRequestError: more was asked for than one of them allows.
     """
-    limits = {
-        "the model has": model.max_positions,
-        "the KV cache holds": num_kv_blocks * config.block_size,
-    }
+    kv_tokens = num_kv_blocks * config.block_size
     if config.max_model_len is None:
-        return min(limits.values())
+        return min(model.max_positions, kv_tokens)
+    limits = {"the model has": model.reachable_positions, "the KV cache holds": kv_tokens}
     for what, limit in limits.items():
         if config.max_model_len > limit:
             raise InvalidRequestError(

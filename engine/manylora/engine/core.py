@@ -5,11 +5,11 @@ A step finishes adapter loads, schedules, fills slots, runs the model, samples, 
 """
 
 import time
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 
 import structlog
+import torch
 from torch import Tensor
 
 from manylora.engine.adapters import AdapterCache
@@ -20,20 +20,19 @@ from manylora.engine.api import (
     Request,
     RequestMetrics,
     RequestOutput,
-    SlotStats,
 )
 from manylora.engine.counters import Counters, Reporter
 from manylora.engine.errors import EngineOverloadedError
 from manylora.engine.lifecycle import StageName, WaitCause
-from manylora.engine.outputs import accept_token, final_output
+from manylora.engine.outputs import accept_token, final_output, take_logits
 from manylora.engine.preemptions import PreemptionLog
 from manylora.engine.runner import ModelRunner
-from manylora.engine.sampler import draw_seed, sample
+from manylora.engine.sampler import draw_seed
 from manylora.engine.schedule import ScheduledBatch
 from manylora.engine.scheduler import Scheduler
 from manylora.engine.sequence import Sequence
+from manylora.engine.stats import snapshot
 from manylora.engine.text.processor import TextProcessor
-from manylora.engine.text.stops import StopMatcher
 from manylora.engine.trace import StepTrace
 from manylora.engine.validation import check_request
 
@@ -72,13 +71,13 @@ class EngineCore:
         self._started = clock()
         self._reporter = Reporter(self._started)
         self._step_began: float | None = None
-        self._sequences: dict[str, Sequence] = {}
+        self.sequences: dict[str, Sequence] = {}  # waiting and running
         self._num_drawn_seeds = 0
         self._dropping: set[str] = set()  # adapters that leave with their last sequence
 
     @property
     def has_work(self) -> bool:
-        return bool(self._sequences) or self.adapters.has_loads
+        return bool(self.sequences) or self.adapters.has_loads
 
     @property
     def step_age_seconds(self) -> float:
@@ -86,31 +85,41 @@ class EngineCore:
         began = self._step_began
         return 0.0 if began is None else self._clock() - began
 
-    def add(self, request: Request) -> None:
+    def add(self, request: Request, *, arrived: float | None = None) -> None:
         """Queue a request.
+
+        Args:
+            arrived: when it came, if that was during a step; by default now.
 
         Raises:
             InvalidRequestError: it can never be served.
             EngineOverloadedError: the queue is full.
             AdapterNotFoundError: its adapter is not in the store.
         """
-        check_request(request, self.info, self.text.vocab_size, running=self._sequences)
+        check_request(request, self.info, self.text.vocab_size, running=self.sequences)
         if len(self.scheduler.waiting) >= self._max_num_waiting:
             raise EngineOverloadedError(RETRY_AFTER_SECONDS)
         if request.adapter is not None:
             self.adapters.check_known(request.adapter.digest)
             self._dropping.discard(request.adapter.digest)
-        sequence = self._sequence(request)
-        now = self._clock()
-        sequence.life.stamp(StageName.QUEUED, now)
-        sequence.life.wait(WaitCause.STEP, now)
-        self._sequences[request.request_id] = sequence
+        seed = self.next_seed() if request.params.seed is None else request.params.seed
+        step = self.trace.num_steps
+        sequence = Sequence.begin(request, self.text, seed=seed, arrival_step=step)
+        arrived = self._clock() if arrived is None else arrived
+        sequence.life.stamp(StageName.QUEUED, arrived)
+        sequence.life.wait(WaitCause.STEP, arrived)
+        self.sequences[request.request_id] = sequence
         self.scheduler.add(sequence)
-        self.trace.added(sequence, now)
+        self.trace.added(sequence, arrived)
+
+    def next_seed(self) -> int:
+        """The seed of the next request that brings none: all follow from the engine's seed."""
+        self._num_drawn_seeds += 1
+        return draw_seed(self._seed, self._num_drawn_seeds)
 
     def abort(self, request_id: str) -> None:
         """Forget a request and free what it holds; unknown ids are no error."""
-        sequence = self._sequences.get(request_id)
+        sequence = self.sequences.get(request_id)
         if sequence is not None:
             self._end(sequence, FinishReason.ABORT)
 
@@ -140,41 +149,12 @@ class EngineCore:
         self._dropping.add(digest)
         self._drop_unneeded()
 
+    @property
+    def uptime_seconds(self) -> float:
+        return self._clock() - self._started
+
     def stats(self) -> EngineStats:
-        blocks, slots, counters = self.scheduler.blocks, self.scheduler.slots, self.counters
-        queued = counters.queued_seconds.copy()
-        for sequence in self._sequences.values():
-            queued.update(sequence.life.waited)
-        return EngineStats(
-            num_running=len(self.scheduler.running),
-            num_waiting=len(self.scheduler.waiting),
-            waiting_by_cause=Counter(s.wait_cause for s in self.scheduler.waiting),
-            kv_blocks_used=blocks.num_used,
-            kv_blocks_total=blocks.num_blocks,
-            num_steps=self.trace.num_steps,
-            step_tokens=counters.step_tokens,
-            num_preemptions=self.preemptions.count,
-            recomputed_tokens=counters.recomputed_tokens,
-            prompt_tokens=counters.prompt_tokens,
-            output_tokens=counters.output_tokens,
-            prefix_queried_tokens=counters.prefix_queried_tokens,
-            prefix_hit_tokens=counters.prefix_hit_tokens,
-            queued_seconds_by_cause=queued,
-            adapter_loads=self.adapters.num_loads,
-            slot_fills=counters.slot_fills,
-            uptime_seconds=self._clock() - self._started,
-            remedies=self.preemptions.remedies,
-            slots=tuple(
-                SlotStats(
-                    slot=index,
-                    digest=slots.digest(index),
-                    holds=slots.holds(index),
-                    size_bytes=self.runner.slot_bytes(index),
-                )
-                for index in range(len(slots))
-            ),
-            host_digests=self.adapters.digests,
-        )
+        return snapshot(self)
 
     def flush_trace(self) -> None:
         """Write what is recorded, before a wait of unknown length."""
@@ -184,28 +164,10 @@ class EngineCore:
         self.trace.close()
         self.adapters.close()
 
-    def _sequence(self, request: Request) -> Sequence:
-        stop, tokens = request.params.stop, request.prompt_token_ids
-        return Sequence(
-            request=request,
-            token_ids=list(tokens),
-            detokenizer=self.text.detokenizer(tokens) if self.text.has_tokenizer else None,
-            stops=StopMatcher(stop) if stop else None,
-            seed=self._seed_of(request),
-            arrival_step=self.trace.num_steps,
-        )
-
-    def _seed_of(self, request: Request) -> int:
-        """The request's seed; one that brings none gets the next that the engine's seed gives."""
-        if request.params.seed is not None:
-            return request.params.seed
-        self._num_drawn_seeds += 1
-        return draw_seed(self._seed, self._num_drawn_seeds)
-
     def _drop_unneeded(self) -> None:
         if not self._dropping:
             return
-        needed = {sequence.digest for sequence in self._sequences.values()}
+        needed = {sequence.digest for sequence in self.sequences.values()}
         for digest in self._dropping - needed:
             if self.adapters.is_loading(digest):
                 continue
@@ -221,7 +183,7 @@ class EngineCore:
         outputs = []
         for digest, error in self.adapters.finish_loads().items():
             logger.warning("adapter_load_failed", digest=digest, reasons=error.reasons)
-            hit = [s for s in self._sequences.values() if s.digest == digest]
+            hit = [s for s in self.sequences.values() if s.digest == digest]
             outputs += [self._end(s, FinishReason.ERROR, error=str(error)) for s in hit]
         return outputs
 
@@ -246,19 +208,20 @@ class EngineCore:
         for entry in batch.entries:
             if entry.num_tokens > 1 or entry.positions.start < entry.sequence.num_prompt_tokens:
                 entry.sequence.life.stamp(StageName.PREFILL_CHUNK, now, entry.num_tokens)
-        sampling = [entry.sequence for entry in batch.entries if entry.samples]
+        rows = torch.split(logits, [len(entry.logit_positions) for entry in batch.entries])
+        sampling = [entry.samples for entry in batch.entries]
         self.scheduler.advance(batch)
-        return [self._accept(sequence, row) for sequence, row in zip(sampling, logits, strict=True)]
+        outputs = [
+            self._accept(entry.sequence, its_rows, samples=samples)
+            for entry, its_rows, samples in zip(batch.entries, rows, sampling, strict=True)
+        ]
+        return [output for output in outputs if output is not None]
 
-    def _accept(self, sequence: Sequence, logits: Tensor) -> RequestOutput:
-        sampled = sample(
-            logits,
-            sequence.request.params,
-            seed=sequence.seed,
-            prompt=sequence.request.prompt_token_ids,
-            output=sequence.token_ids[sequence.num_prompt_tokens :],
-            eos_token_ids=self.text.eos_token_ids,
-        )
+    def _accept(self, sequence: Sequence, rows: Tensor, *, samples: bool) -> RequestOutput | None:
+        eos_token_ids = self.text.eos_token_ids
+        sampled = take_logits(sequence, rows, samples=samples, eos_token_ids=eos_token_ids)
+        if sampled is None:
+            return None
         if sampled.token_id is None:
             logger.warning("logits_not_finite", request_id=sequence.request_id)
             self.scheduler.forget_prefix(sequence)
@@ -270,7 +233,7 @@ class EngineCore:
         if sequence.num_output_tokens == 0:
             sequence.life.stamp(StageName.FIRST_TOKEN, now)
         self.counters.output_tokens += 1
-        output = accept_token(sequence, sampled, self.text.eos_token_ids, self.info.max_model_len)
+        output = accept_token(sequence, sampled, eos_token_ids, self.info.max_model_len)
         if output.finish_reason is not None:
             sequence.life.stamp(StageName.LAST_TOKEN, now)
             sequence.life.stamp(StageName.DETOKENISED, self._clock())
@@ -291,7 +254,7 @@ class EngineCore:
         self.preemptions.ended(sequence)
         self.scheduler.remove(sequence)
         self.trace.removed(sequence, reason, now)
-        del self._sequences[sequence.request_id]
+        del self.sequences[sequence.request_id]
 
     def _metrics(self, sequence: Sequence) -> RequestMetrics:
         """Seconds since arrival; a stage that was not reached lasts until now."""

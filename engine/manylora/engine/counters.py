@@ -1,11 +1,12 @@
 """Totals since the engine's start, and the line that says now and then how it goes."""
 
+from bisect import bisect_left
 from collections import Counter
 from dataclasses import dataclass, field
 
 import structlog
 
-from manylora.engine.api import EngineInfo, EngineStats
+from manylora.engine.api import NUM_STEP_SIZES, STEP_TOKEN_BOUNDS, EngineInfo, EngineStats
 from manylora.engine.lifecycle import WaitCause
 from manylora.engine.schedule import ScheduledBatch
 from manylora.engine.sequence import Sequence
@@ -20,6 +21,7 @@ class Counters:
     """What only grows."""
 
     step_tokens: int = 0
+    steps_by_tokens: list[int] = field(default_factory=lambda: [0] * NUM_STEP_SIZES)
     recomputed_tokens: int = 0
     prompt_tokens: int = 0
     output_tokens: int = 0
@@ -30,7 +32,9 @@ class Counters:
 
     def scheduled(self, batch: ScheduledBatch) -> None:
         """Count a step that was chosen, before its tokens count as computed."""
-        self.step_tokens += batch.num_tokens
+        if batch.entries:
+            self.step_tokens += batch.num_tokens
+            self.steps_by_tokens[bisect_left(STEP_TOKEN_BOUNDS, batch.num_tokens)] += 1
         self.slot_fills += len(batch.fills)
         for sequence in batch.started:
             if sequence.num_preemptions == 0:

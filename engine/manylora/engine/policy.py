@@ -1,6 +1,6 @@
 """Who goes first, and who gives way: first come, by priority, or fair between tenants."""
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Collection, Iterable, Iterator
 from collections.abc import Sequence as Ordered
 from heapq import heapify, heappop, heapreplace
@@ -94,8 +94,8 @@ class FairByTenant:
     Service is prompt tokens at 1 and output tokens at 2, divided by the tenant's weight. A tenant
     that comes back is lifted to where the others are, so that it cannot save up while away.
 
-    Beyond the paper: a tenant that has nothing running starts at once, whoever else fills the
-    seats, as long as it has had no more service than who gives way to it.
+    Beyond the paper, the seats are shared too: a tenant that holds less of them for its weight than
+    another starts its next request at once, and the other's newest gives way to it.
     """
 
     reorders = True
@@ -106,30 +106,25 @@ class FairByTenant:
 
     def arrived(self, sequence: Sequence, waiting: Collection[Sequence]) -> None:
         tenant = sequence.request.tenant
-        others = {other.request.tenant for other in waiting}
-        if tenant in others:
+        if any(other.request.tenant == tenant for other in waiting):
             return
-        levels = [self._level(other) for other in others]
+        levels = [self._level(other.request.tenant) for other in waiting]
         if not levels and self._last_to_leave is not None:
             levels = [self._level(self._last_to_leave)]
         self._service[tenant] = max(self._level(tenant), min(levels, default=0.0))
 
     def order(self, running: Iterable[Sequence], waiting: Iterable[Sequence]) -> Iterator[Sequence]:
-        """Prefills that run and the first of each tenant that has nothing running, those of the
-        tenants with the fewest sequences running first; then the rest by the counters."""
-        seats, prefilling = Counter[str](), []
-        for sequence in running:
-            seats[sequence.request.tenant] += 1
-            if sequence.is_prefilling:
-                prefilling.append(sequence)
+        """Prefills that run and the next of each tenant that has less than its share of the seats,
+        the smallest share first; then the rest by the counters."""
+        running = tuple(running)
+        seats = _Seats(running)
         queues: dict[str, deque[Sequence]] = {}
         for sequence in waiting:
             queues.setdefault(sequence.request.tenant, deque()).append(sequence)
-        absent = sorted((t for t in queues if not seats[t]), key=self._level)
-        first = [queues[tenant].popleft() for tenant in absent]
-        yield from sorted(
-            prefilling + first, key=lambda s: seats[s.request.tenant] / s.request.weight
-        )
+        poor = [tenant for tenant, queue in queues.items() if seats.is_poor(queue[0])]
+        first = [queues[tenant].popleft() for tenant in sorted(poor, key=self._level)]
+        prefilling = [sequence for sequence in running if sequence.is_prefilling]
+        yield from sorted(prefilling + first, key=seats.share)
         levels = [(self._level(tenant), i, tenant) for i, tenant in enumerate(queues)]
         heapify(levels)
         while levels:
@@ -156,16 +151,39 @@ class FairByTenant:
         return newest if lead > cost else running[-1]
 
     def yielding(self, running: Ordered[Sequence], newcomer: Sequence) -> Sequence | None:
-        tenant = newcomer.request.tenant
-        seats = Counter(sequence.request.tenant for sequence in running)
-        if seats[tenant]:
-            return None
-        level = self._level(tenant)
-        rich = [t for t, count in seats.items() if count > 1 and self._level(t) >= level]
-        return _newest(running, max(rich, key=self._level)) if rich else None
+        seats = _Seats(running)
+        return seats.newest_of_richest if seats.is_poor(newcomer) else None
 
     def _level(self, tenant: str) -> float:
         return self._service.get(tenant, 0.0)
+
+
+class _Seats:
+    """How many sequences of each tenant run, for its weight."""
+
+    def __init__(self, running: Iterable[Sequence]) -> None:
+        self._shares: dict[str, float] = {}
+        newest: dict[str, Sequence] = {}
+        for sequence in running:
+            self._shares[sequence.request.tenant] = self.share(sequence) + _seat(sequence)
+            newest[sequence.request.tenant] = sequence
+        richest = max(self._shares, key=lambda tenant: self._shares[tenant], default=None)
+        self.newest_of_richest = None if richest is None else newest[richest]
+
+    def share(self, sequence: Sequence) -> float:
+        """What the sequence's tenant has."""
+        return self._shares.get(sequence.request.tenant, 0.0)
+
+    def is_poor(self, newcomer: Sequence) -> bool:
+        """Whether its tenant would still have no more than the richest that gives a seat up."""
+        rich = self.newest_of_richest
+        if rich is None:
+            return False
+        return self.share(newcomer) + _seat(newcomer) <= self.share(rich) - _seat(rich)
+
+
+def _seat(sequence: Sequence) -> float:
+    return 1 / sequence.request.weight
 
 
 def _newest(running: Ordered[Sequence], tenant: str) -> Sequence:
@@ -176,13 +194,14 @@ def name_fairness(running: Iterable[Sequence], waiting: Iterable[Sequence]) -> N
     """Where a later arrival of another tenant runs, it is the policy that a sequence waits for."""
     latest: dict[str, int] = {}
     for sequence in running:
-        tenant = sequence.request.tenant
-        latest[tenant] = max(latest.get(tenant, 0), sequence.order)
+        latest[sequence.request.tenant] = max(
+            latest.get(sequence.request.tenant, 0), sequence.order
+        )
+    last, last_of_another = sorted([0, 0, *latest.values()])[:-3:-1]
     for sequence in waiting:
-        if sequence.wait_cause in _BY_ORDER and any(
-            order > sequence.order
-            for tenant, order in latest.items()
-            if tenant != sequence.request.tenant
+        is_last = latest.get(sequence.request.tenant) == last
+        if sequence.wait_cause in _BY_ORDER and sequence.order < (
+            last_of_another if is_last else last
         ):
             sequence.wait_cause = WaitCause.FAIRNESS
 

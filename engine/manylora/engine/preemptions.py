@@ -130,7 +130,7 @@ def _smaller_dtype(dtype: str, factor: float) -> str | None:
 
 
 def _demanded(sequence: Sequence, num_tokens: int) -> Demanded:
-    return Demanded(sequence.arrival_step, sequence.num_prompt_tokens, num_tokens)
+    return Demanded(sequence.order, sequence.arrival_step, sequence.num_prompt_tokens, num_tokens)
 
 
 def _expected(sequence: Sequence, demand: Demand) -> Demanded:

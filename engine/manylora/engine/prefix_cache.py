@@ -83,8 +83,11 @@ class PrefixCache:
         self._share_base_prefixes = share_base_prefixes
 
     def find(self, sequence: Sequence) -> list[int]:
-        """Cached blocks of its prefix; the last token is always left to compute."""
-        if not self._blocks.prefix_caching:
+        """Cached blocks of its prefix; the last token is always left to compute.
+
+        None while prompt log-probabilities are wanted: blocks keep no logits.
+        """
+        if not self._blocks.prefix_caching or sequence.lacks_prompt_logprobs:
             return []
         full = (sequence.num_tokens - 1) // self._blocks.block_size
         return self._blocks.find_prefix(self.hashes(sequence, full)[:full])

@@ -85,6 +85,8 @@ class Added(Line, frozen=True, tag="added", kw_only=True):
     weight: float = 1.0
     priority: int = 0
     salted: bool = False  # with a cache salt of its client
+    # Its prompt's are wanted: it looks for no prefix until they are told.
+    prompt_logprobs: bool = False
     blocks: tuple[bytes, ...] = ()  # identities of the prompt's full blocks
 
     def request(self) -> Request:
@@ -92,7 +94,9 @@ class Added(Line, frozen=True, tag="added", kw_only=True):
         return Request(
             request_id=self.request_id,
             prompt_token_ids=(0,) * self.prompt_tokens,
-            params=SamplingParams(max_tokens=self.max_tokens),
+            params=SamplingParams(
+                max_tokens=self.max_tokens, prompt_logprobs=0 if self.prompt_logprobs else None
+            ),
             tenant=self.tenant,
             adapter=None if self.adapter is None else AdapterRef(self.adapter),
             weight=self.weight,

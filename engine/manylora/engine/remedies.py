@@ -15,6 +15,7 @@ from manylora.engine.api import Remedies
 class Demanded:
     """One request of the window. Lengths in tokens."""
 
+    order: int  # among all arrivals
     arrival_step: int
     num_prompt_tokens: int
     num_tokens: int  # at its end, as it was or as it is expected to be
@@ -51,7 +52,7 @@ def project(window: Sequence[Demanded], knobs: Knobs) -> int:
         level -= offset
         return when
 
-    for request in sorted(window, key=lambda demanded: demanded.arrival_step):
+    for request in sorted(window, key=lambda demanded: demanded.order):
         length = min(request.num_tokens, knobs.max_model_len)
         prompt = min(request.num_prompt_tokens, length)
         start = max(float(request.arrival_step), prefilled)
@@ -90,7 +91,11 @@ def find_remedies(window: Sequence[Demanded], knobs: Knobs, *, shared: float = 1
             knobs.max_num_seqs,
             knobs.max_num_batched_tokens - 1,
         ),
-        max_model_len=_largest(lambda n: fits(max_model_len=n), 1, knobs.max_model_len - 1),
+        max_model_len=_largest(
+            lambda n: fits(max_model_len=n),
+            1 + max(demanded.num_prompt_tokens for demanded in window),
+            knobs.max_model_len - 1,
+        ),
         kv_bytes_factor=min(1.0, knobs.num_kv_blocks / peak),
     )
 

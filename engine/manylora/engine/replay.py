@@ -27,6 +27,7 @@ from manylora.engine.recording import (
 )
 from manylora.engine.schedule import ScheduledBatch
 from manylora.engine.sequence import Sequence
+from manylora.engine.simulation import compute
 from manylora.engine.trace import StepTrace
 
 _COMPARED = {
@@ -159,9 +160,7 @@ class Replayer:
             self._sequence(request_id).block_hashes += blocks
         for entry in batch.entries:
             self._check_identities(entry.sequence, entry.positions.stop)
-        sampling = [entry.sequence for entry in batch.entries if entry.samples]
-        self.scheduler.advance(batch)
-        for sequence in sampling:
+        for sequence in compute(batch, self.scheduler):
             sequence.token_ids.append(0)
 
     def _check_identities(self, sequence: Sequence, num_tokens: int) -> None:

@@ -57,8 +57,8 @@ class ModelRunner:
         """Compute a step.
 
         Returns:
-            Logits [n, V] on the host, a row for each entry that samples (or each row), in the
-            order of the batch.
+            Logits [n, V] on the host, a row for each of the entries' `logit_positions` (or each
+            position), in the order of the batch.
         """
         for entry in batch.entries:
             sequence = entry.sequence

@@ -24,6 +24,15 @@ class ScheduledSequence:
         """Whether the last row's logits choose a new token."""
         return self.num_tokens == self.sequence.num_tokens_left
 
+    @property
+    def logit_positions(self) -> range:
+        """The positions whose logits are wanted: the last one when it samples, and those before
+        the prompt tokens whose log-probabilities are still to be told."""
+        start, stop = self.positions.start, self.positions.stop
+        if self.sequence.lacks_prompt_logprobs:
+            return range(max(start, len(self.sequence.prompt_logprobs)), stop)
+        return range(stop - self.samples, stop)
+
 
 @dataclass(frozen=True, slots=True)
 class Preemption:
@@ -58,6 +67,7 @@ class Step:
     fills: list[tuple[int, str]] = field(default_factory=list)
     preempted: list[Preemption] = field(default_factory=list)
     started: list[Sequence] = field(default_factory=list)
+    considered: set[Sequence] = field(default_factory=set)  # for admission
     starving: bool = False  # somebody has waited too long for a slot
     stop: WaitCause | None = None  # why nobody else is admitted
 

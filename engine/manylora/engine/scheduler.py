@@ -78,13 +78,8 @@ class Scheduler:
         if step.preempted:
             step.stop = WaitCause.KV_BLOCKS
         step.starving = any(_is_starving(s) and self._is_ready(s) for s in self.waiting)
-        for sequence in self.policy.order(tuple(self.running), tuple(self.waiting)):
-            if sequence.status is SequenceStatus.RUNNING:
-                self._continue(sequence, step)
-            elif not step.has_preempted(sequence):
-                self._consider(sequence, step)
-        if self.policy.reorders:
-            name_fairness(self.running, self.waiting)
+        self._prefill_and_admit(step)
+        self._explain_rest(step)
         return step.batch()
 
     def advance(self, batch: ScheduledBatch) -> None:
@@ -176,6 +171,26 @@ class Scheduler:
 
     # -- waiting sequences
 
+    def _prefill_and_admit(self, step: Step) -> None:
+        prefills_left = sum(sequence.is_prefilling for sequence in self.running)
+        for sequence in self.policy.order(tuple(self.running), tuple(self.waiting)):
+            if sequence.status is SequenceStatus.RUNNING or step.has_preempted(sequence):
+                prefills_left -= 1
+                self._continue(sequence, step)
+            elif step.stop is None:
+                self._consider(sequence, step)
+            elif not prefills_left:
+                break  # those behind it need not be looked at
+
+    def _explain_rest(self, step: Step) -> None:
+        """Say why those wait that were not looked at."""
+        for sequence in self.waiting:
+            if sequence not in step.considered and sequence.num_preemptions == 0:
+                ready = self._is_ready(sequence)
+                sequence.wait_cause = step.stop if ready and step.stop else WaitCause.ADAPTER_LOAD
+        if self.policy.reorders and self.waiting:
+            name_fairness(self.running, self.waiting)
+
     def _consider(self, sequence: Sequence, step: Step) -> None:
         """Admit a waiting sequence, or note why not.
 
@@ -183,9 +198,10 @@ class Scheduler:
         `MAX_PASSES` steps no other adapter's newcomers start until a slot has drained. One that
         finds no seat or no blocks ends the admission: a long prompt is not overtaken for ever.
         """
+        step.considered.add(sequence)
         cause = self._lacks_adapter(sequence, step)
         if cause is None:
-            cause = step.stop = step.stop or self._admit(sequence, step)
+            cause = step.stop = self._admit(sequence, step)
         if cause is not None:
             preempted = sequence.num_preemptions > 0
             sequence.wait_cause = WaitCause.PREEMPTED if preempted else cause
@@ -234,7 +250,7 @@ class Scheduler:
     def _yield_to(self, sequence: Sequence, step: Step) -> bool:
         """Let a running sequence give way to this one, if the policy says that one should."""
         victim = self.policy.yielding(self.running, sequence)
-        if victim is None:
+        if victim is None or victim in step.started:
             return False
         self._preempt(victim, step, blocks_short=0, tenant=sequence.request.tenant)
         return True

@@ -3,9 +3,10 @@
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from manylora.engine.api import FinishReason, Request
+from manylora.engine.api import FinishReason, Request, TokenLogprob
 from manylora.engine.lifecycle import Life, WaitCause
 from manylora.engine.text.detokenizer import Detokenizer
+from manylora.engine.text.processor import TextProcessor
 from manylora.engine.text.stops import StopMatcher
 
 
@@ -40,6 +41,7 @@ class Sequence:
     slot: int | None = None  # the adapter slot held while running
     num_passes: int = 0  # steps in which its turn came and other adapters held every slot
     wait_cause: WaitCause = WaitCause.STEP  # while it waits: what it lacked in the latest step
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)  # from the second token on
 
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
@@ -47,6 +49,27 @@ class Sequence:
     num_preemptions: int = 0
     num_lost_tokens: int = 0  # the most that were computed when it was preempted
     life: Life = field(default_factory=Life)
+
+    @classmethod
+    def begin(
+        cls, request: Request, text: TextProcessor, *, seed: int, arrival_step: int
+    ) -> "Sequence":
+        """A request's sequence before its first step."""
+        params, tokens = request.params, request.prompt_token_ids
+        detokenizer = stops = None
+        if text.has_tokenizer:
+            skip = params.skip_special_tokens
+            detokenizer = text.detokenizer(tokens, skip_special_tokens=skip)
+        if params.stop:
+            stops = StopMatcher(params.stop, shown=params.include_stop_str_in_output)
+        return cls(
+            request=request,
+            token_ids=list(tokens),
+            seed=seed,
+            detokenizer=detokenizer,
+            stops=stops,
+            arrival_step=arrival_step,
+        )
 
     @property
     def request_id(self) -> str:
@@ -73,6 +96,12 @@ class Sequence:
     def is_prefilling(self) -> bool:
         """Whether more than the newest token is to compute."""
         return len(self.token_ids) - self.num_computed_tokens > 1
+
+    @property
+    def lacks_prompt_logprobs(self) -> bool:
+        """Whether log-probabilities of prompt tokens are wanted that are not computed yet."""
+        wanted = self.request.params.prompt_logprobs is not None
+        return wanted and len(self.prompt_logprobs) < self.num_prompt_tokens - 1
 
     @property
     def digest(self) -> str | None:

@@ -4,14 +4,15 @@
 the engine, whose scheduler knows neither model nor clock.
 """
 
-from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from manylora.engine.api import FinishReason, Request
+from manylora.engine.api import FinishReason, Request, TokenLogprob
 from manylora.engine.schedule import ScheduledBatch
 from manylora.engine.scheduler import Scheduler
 from manylora.engine.sequence import Sequence
+
+NO_LOGPROB = TokenLogprob(0, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,18 @@ class StepCost:
         return self.step + self.token * batch.num_tokens
 
 
+def compute(batch: ScheduledBatch, scheduler: Scheduler) -> list[Sequence]:
+    """Count a step's tokens as computed, as if by a model; the sequences that sample now."""
+    sampling = [entry.sequence for entry in batch.entries if entry.samples]
+    scheduler.advance(batch)
+    for entry in batch.entries:
+        sequence = entry.sequence
+        if sequence.lacks_prompt_logprobs:
+            known = min(sequence.num_computed_tokens, sequence.num_prompt_tokens - 1)
+            sequence.prompt_logprobs += [NO_LOGPROB] * (known - len(sequence.prompt_logprobs))
+    return sampling
+
+
 @dataclass(slots=True)
 class _Running:
     sequence: Sequence
@@ -75,12 +88,12 @@ class Simulation:
 
     def run(self, arrivals: Iterable[Arrival], *, until: float = float("inf")) -> list[Served]:
         """Serve all of them, or until a time; those that ended, in that order."""
-        coming = deque(sorted(arrivals, key=lambda arrival: arrival.at))
+        coming = sorted(arrivals, key=lambda arrival: arrival.at)[::-1]
         while (coming or self._alive) and self.now < until:
             if not self._alive:
-                self.now = max(self.now, coming[0].at)
-            while coming and coming[0].at <= self.now:
-                self._add(coming.popleft())
+                self.now = max(self.now, coming[-1].at)
+            while coming and coming[-1].at <= self.now:
+                self._add(coming.pop())
             self.step()
         return self.served
 
@@ -92,9 +105,7 @@ class Simulation:
         self.num_tokens += batch.num_tokens
         self.num_preemptions += len(batch.preempted)
         self.now += self.seconds_of(batch)
-        sampling = [entry.sequence for entry in batch.entries if entry.samples]
-        self.scheduler.advance(batch)
-        for sequence in sampling:
+        for sequence in compute(batch, self.scheduler):
             self._sample(sequence)
         return batch
 

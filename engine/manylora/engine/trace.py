@@ -119,6 +119,7 @@ class StepTrace:
                 weight=request.weight,
                 priority=request.priority,
                 salted=request.cache_salt is not None,
+                prompt_logprobs=request.params.prompt_logprobs is not None,
                 blocks=self._identities(sequence, 0, self._num_prompt_blocks(sequence)),
             )
         )

@@ -104,6 +104,7 @@ class _Reader:
     _alive: dict[str, RecordedRequest] = field(default_factory=dict)
     _woken: float | None = None  # when work came, while no step has followed
     _was_idle: bool = True  # since the latest step
+    _ended: float = 0.0  # the latest step
 
     def take(self, event: Event) -> None:
         match event:
@@ -116,9 +117,9 @@ class _Reader:
                 self._step(event)
 
     def _add(self, event: Added) -> None:
-        if not self._alive:
-            self._woken = event.at
-        at = event.at if self._woken is None else self._woken
+        if not self._alive:  # it may have come while the step ran that ended the last of them
+            self._woken = max(event.at, self._ended)
+        at = event.at if self._woken is None else min(event.at, self._woken)
         self._alive[event.request_id] = RecordedRequest(event, at, list(event.blocks))
 
     def _step(self, event: StepRecord) -> None:
@@ -128,7 +129,7 @@ class _Reader:
         seconds = event.seconds or 0.0
         pace = event.at + seconds - began
         self.steps.append(RecordedStep(began, event.num_tokens, seconds, pace))
-        self._woken, self._was_idle = None, False
+        self._woken, self._was_idle, self._ended = None, False, event.at + seconds
         for start in event.started:
             request = self._alive[start.request_id]
             request.num_cached_tokens = start.cached_tokens

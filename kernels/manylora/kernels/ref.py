@@ -10,30 +10,46 @@ stands. oneMKL promises that, whatever the threads and the alignment, only in it
 reproducible mode, which `kernels/__init__.py` switches on.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from manylora.kernels.ref_attention import ReferenceAttentionPlan, attention, plan_attention
+from manylora.kernels.ref_attention import (
+    ReferenceAttentionPlan,
+    ScoreRule,
+    attention,
+    plan_attention,
+)
+from manylora.kernels.ref_experts import ReferenceExperts, experts_add_, route
+from manylora.kernels.ref_tiles import (
+    ROW_TILE,
+    by_row_tile,
+    capped,
+    gated,
+    normalized,
+    padded,
+    product,
+)
 from manylora.kernels.surface import (
+    Activation,
     KVShape,
     LoraSlice,
+    Norm,
+    Routing,
     RowSpan,
     Site,
     accumulator_dtype,
 )
 
-ROW_TILE = 32  # rows of one product
-
 
 @dataclass(frozen=True, slots=True)
 class ReferenceWeight:
-    """[N, M], as it is."""
+    """[N, M] and [N], as they are."""
 
     weight: Tensor
+    bias: Tensor | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +98,16 @@ class ReferenceBackend:
     def __init__(self, device: str) -> None:
         self._device = device
 
-    def pack_weight(self, weight: Tensor) -> ReferenceWeight:
-        return ReferenceWeight(weight.to(self._device).contiguous())
+    def pack_weight(self, weight: Tensor, bias: Tensor | None = None) -> ReferenceWeight:
+        return ReferenceWeight(
+            weight.to(self._device).contiguous(), None if bias is None else bias.to(self._device)
+        )
+
+    def pack_experts(self, gate_up: Sequence[Tensor], down: Sequence[Tensor]) -> ReferenceExperts:
+        return ReferenceExperts(
+            tuple(weight.to(self._device).contiguous() for weight in gate_up),
+            tuple(weight.to(self._device).contiguous() for weight in down),
+        )
 
     def pack_adapter(self, sites: dict[Site, list[LoraSlice]]) -> ReferenceAdapter:
         return ReferenceAdapter(
@@ -118,17 +142,12 @@ class ReferenceBackend:
     def plan_attention(self, spans: Sequence[RowSpan], block_size: int) -> ReferenceAttentionPlan:
         return plan_attention(spans, block_size, self._device)
 
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        scale = weight.to(x.dtype)
-
-        def norm(tile: Tensor) -> Tensor:
-            mean_square = tile.square().mean(dim=-1, keepdim=True)
-            return (tile * torch.rsqrt(mean_square + eps) * scale).to(weight.dtype)
-
-        return _by_row_tile(norm, x)
+    def rms_norm(self, x: Tensor, norm: Norm) -> Tensor:
+        return by_row_tile(lambda tile: normalized(tile, norm).to(norm.weight.dtype), x)
 
     def linear(self, x: Tensor, weight: ReferenceWeight) -> Tensor:
-        return _product(x, weight.weight).to(accumulator_dtype(x.dtype))
+        y = product(x, weight.weight).to(accumulator_dtype(x.dtype))
+        return y if weight.bias is None else y + weight.bias
 
     def linear_add_(
         self,
@@ -146,36 +165,67 @@ class ReferenceBackend:
         weight: ReferenceWeight,
         site: Site,
         lora: ReferenceLoraPlan,
-        cos_sin: Tensor,
+        cos_sin: Tensor | None,
         kv: ReferenceKVCache,
         slot_mapping: Tensor,
+        norms: tuple[Norm, Norm] | None = None,
     ) -> Tensor:
         layer = site[0]
         kv_heads, head_size = kv.keys.shape[-2:]
         heads = self._adapted_linear(x, weight, site, lora).view(len(x), -1, head_size)
-        cos, sin = (part.unsqueeze(1) for part in cos_sin.chunk(2, dim=-1))
-        first, second = heads[:, : -2 * kv_heads], heads[:, -2 * kv_heads : -kv_heads]
-        q = _rotate(first, cos, sin).to(x.dtype)
-        k = _rotate(second, cos, sin).to(x.dtype)
-        v = heads[:, -kv_heads:].to(x.dtype)
+        q, k = heads[:, : -2 * kv_heads], heads[:, -2 * kv_heads : -kv_heads]
+        if norms is not None:
+            q, k = _norm_heads(q, norms[0]), _norm_heads(k, norms[1])
+        if cos_sin is not None:
+            q, k = _rotate(q, cos_sin), _rotate(k, cos_sin)
+        v = heads[:, -kv_heads:]
         true_rows = len(slot_mapping)
-        kv.keys[layer].view(-1, kv_heads, head_size)[slot_mapping] = k[:true_rows]
-        kv.values[layer].view(-1, kv_heads, head_size)[slot_mapping] = v[:true_rows]
-        return q
+        kv.keys[layer].view(-1, kv_heads, head_size)[slot_mapping] = k[:true_rows].to(x.dtype)
+        kv.values[layer].view(-1, kv_heads, head_size)[slot_mapping] = v[:true_rows].to(x.dtype)
+        return q.to(x.dtype)
 
     def attention(
-        self, q: Tensor, kv: ReferenceKVCache, layer: int, plan: ReferenceAttentionPlan
+        self,
+        q: Tensor,
+        kv: ReferenceKVCache,
+        layer: int,
+        plan: ReferenceAttentionPlan,
+        *,
+        scale: float,
+        window: int | None = None,
+        softcap: float | None = None,
     ) -> Tensor:
-        return attention(q, kv.keys[layer], kv.values[layer], plan)
+        rule = ScoreRule(scale, window, softcap)
+        return attention(q, kv.keys[layer], kv.values[layer], plan, rule)
 
-    def gate_up_silu_mul(
-        self, x: Tensor, weight: ReferenceWeight, site: Site, lora: ReferenceLoraPlan
+    def gated_linear_unit(
+        self,
+        x: Tensor,
+        weight: ReferenceWeight,
+        site: Site,
+        lora: ReferenceLoraPlan,
+        activation: Activation,
     ) -> Tensor:
-        def silu_mul(tile: Tensor) -> Tensor:
-            gate, up = tile.chunk(2, dim=-1)
-            return (F.silu(gate) * up).to(x.dtype)
+        y = self._adapted_linear(x, weight, site, lora)
+        return by_row_tile(lambda tile: gated(tile, activation).to(x.dtype), y)
 
-        return _by_row_tile(silu_mul, self._adapted_linear(x, weight, site, lora))
+    def route(
+        self, x: Tensor, router: ReferenceWeight, top_k: int, *, renormalize: bool, num_rows: int
+    ) -> Routing:
+        return route(self.linear(x, router), top_k, renormalize=renormalize, num_rows=num_rows)
+
+    def experts_add_(
+        self,
+        residual: Tensor,
+        x: Tensor,
+        experts: ReferenceExperts,
+        routing: Routing,
+        activation: Activation,
+    ) -> None:
+        experts_add_(residual, x, experts, routing, activation)
+
+    def softcap(self, x: Tensor, cap: float) -> Tensor:
+        return by_row_tile(lambda tile: capped(tile, cap), x)
 
     def _adapted_linear(
         self, x: Tensor, weight: ReferenceWeight, site: Site, lora: ReferenceLoraPlan
@@ -186,25 +236,23 @@ class ReferenceBackend:
             slices = adapter.sites.get(site)
             if slices is None:
                 continue
-            padded = -(-len(rows) // ROW_TILE) * ROW_TILE
-            own = x.new_zeros(padded, x.shape[1])
-            own[: len(rows)] = x[rows]
+            own = padded(x[rows])
             for piece in slices:
-                update = _product(_product(own, piece.a), piece.b)[: len(rows)]
+                update = product(product(own, piece.a), piece.b)[: len(rows)]
                 stop = piece.start + piece.b.shape[0]
                 y[rows, piece.start : stop] += piece.scale * update.to(y.dtype)
         return y
 
 
-def _by_row_tile(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    assert x.shape[0] % ROW_TILE == 0
-    return torch.cat([function(tile) for tile in torch.split(x, ROW_TILE)])
+def _norm_heads(heads: Tensor, norm: Norm) -> Tensor:
+    """Each head [T, n, D] by itself, or all of a row together, as many as the norm has weights."""
+    together = heads if len(norm.weight) == heads.shape[-1] else heads.flatten(1)
+    return by_row_tile(lambda tile: normalized(tile, norm), together).view_as(heads)
 
 
-def _product(x: Tensor, weight: Tensor) -> Tensor:
-    return _by_row_tile(lambda tile: F.linear(tile, weight), x)
-
-
-def _rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    first, second = heads.chunk(2, dim=-1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+def _rotate(heads: Tensor, cos_sin: Tensor) -> Tensor:
+    size = cos_sin.shape[-1]
+    cos, sin = cos_sin.unsqueeze(1).chunk(2, dim=-1)
+    first, second = heads[..., :size].chunk(2, dim=-1)
+    turned = (first * cos - second * sin, second * cos + first * sin)
+    return torch.cat((*turned, heads[..., size:]), dim=-1)

@@ -9,13 +9,17 @@ accumulated is `accumulator_dtype(model dtype)`.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
 
 Site = tuple[int, str]
 """A fused linear layer: (layer index, "qkv" | "o" | "gate_up" | "down")."""
+
+
+Activation = Literal["silu", "gelu_tanh"]
+"""x * sigmoid(x), or the tanh form of gelu (Hendrycks and Gimpel, arXiv 1606.08415)."""
 
 
 def accumulator_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -36,8 +40,32 @@ class LoraSlice:
     scale: float
 
 
+@dataclass(frozen=True, slots=True)
+class Norm:
+    """`x / sqrt(mean(x²) + eps) * (weight + offset)` (Zhang and Sennrich, arXiv 1910.07467).
+
+    The sum of weight and offset is formed in the accumulator dtype.
+    """
+
+    weight: Tensor  # model dtype; as many as are normalised together
+    eps: float
+    offset: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """Which experts see which row, for the first n rows of a step."""
+
+    experts: Tensor  # [n, top_k] int64
+    weights: Tensor  # [n, top_k] accumulator dtype
+
+
 class PackedWeight(Protocol):
-    """A linear layer's weight [N, M] in the backend's own layout."""
+    """A linear layer's weight [N, M], and its bias, in the backend's own layout."""
+
+
+class PackedExperts(Protocol):
+    """The MLPs of a mixture of experts in the backend's own layout."""
 
 
 class PackedAdapter(Protocol):
@@ -97,8 +125,12 @@ class Backend(Protocol):
     name: str
     row_multiple: int  # T is padded to a multiple of it
 
-    def pack_weight(self, weight: Tensor) -> PackedWeight:
-        """Take a weight [N, M] into the backend's layout, once, at load."""
+    def pack_weight(self, weight: Tensor, bias: Tensor | None = None) -> PackedWeight:
+        """Take a weight [N, M] and a bias [N] into the backend's layout, once, at load."""
+        ...
+
+    def pack_experts(self, gate_up: Sequence[Tensor], down: Sequence[Tensor]) -> PackedExperts:
+        """Take each expert's weights [2I, H] (gate, then up) and [H, I], once, at load."""
         ...
 
     def pack_adapter(self, sites: dict[Site, list[LoraSlice]]) -> PackedAdapter:
@@ -117,12 +149,11 @@ class Backend(Protocol):
         """Plan a step's attention from its sequences."""
         ...
 
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """`x / sqrt(mean(x²) + eps) * weight` by row (Zhang and Sennrich, arXiv 1910.07467).
+    def rms_norm(self, x: Tensor, norm: Norm) -> Tensor:
+        """Normalise by row.
 
         Args:
             x: [T, H], accumulator dtype.
-            weight: [H], model dtype.
 
         Returns:
             [T, H], model dtype.
@@ -130,7 +161,7 @@ class Backend(Protocol):
         ...
 
     def linear(self, x: Tensor, weight: PackedWeight) -> Tensor:
-        """`x @ weight.T`: x [T, M] model dtype -> [T, N] accumulator dtype.
+        """`x @ weight.T + bias`: x [T, M] model dtype -> [T, N] accumulator dtype.
 
         A backend may round the sums to the model dtype first, as `ref` does.
         """
@@ -139,7 +170,7 @@ class Backend(Protocol):
     def linear_add_(
         self, residual: Tensor, x: Tensor, weight: PackedWeight, site: Site, lora: LoraPlan
     ) -> None:
-        """`residual += x @ weight.T + lora(x)`, in place.
+        """`residual += x @ weight.T + bias + lora(x)`, in place.
 
         Args:
             residual: [T, N], accumulator dtype; changed.
@@ -153,9 +184,10 @@ class Backend(Protocol):
         weight: PackedWeight,
         site: Site,
         lora: LoraPlan,
-        cos_sin: Tensor,
+        cos_sin: Tensor | None,
         kv: KVCache,
         slot_mapping: Tensor,
+        norms: tuple[Norm, Norm] | None = None,
     ) -> Tensor:
         """Project to queries, keys and values, rotate the first two, write the last two to KV.
 
@@ -164,30 +196,53 @@ class Backend(Protocol):
         Args:
             x: [T, H], model dtype.
             weight: [(Q + 2K) * D, H]: queries, keys, values.
-            cos_sin: [T, D] accumulator dtype, D/2 cosines then D/2 sines of each row's position.
+            cos_sin: [T, S] accumulator dtype, S/2 cosines then S/2 sines of each row's position;
+                S is D, or less where only the first S dimensions of a head are rotated. None for
+                a layer without positions.
             kv: changed at the positions of `slot_mapping` in layer `site[0]`.
             slot_mapping: [number of true rows] int64, block * block_size + offset.
+            norms: of queries and of keys, before they are rotated; with weights [D] each head is
+                normalised by itself, with [Q * D] and [K * D] all heads of a row together.
 
         Returns:
             Queries [T, Q, D], model dtype.
         """
         ...
 
-    def attention(self, q: Tensor, kv: KVCache, layer: int, plan: AttentionPlan) -> Tensor:
+    def attention(
+        self,
+        q: Tensor,
+        kv: KVCache,
+        layer: int,
+        plan: AttentionPlan,
+        *,
+        scale: float,
+        window: int | None = None,
+        softcap: float | None = None,
+    ) -> Tensor:
         """Causal attention of each row over its sequence's keys, grouped-query.
 
         Args:
             q: [T, Q, D], model dtype.
+            scale: of a query times a key.
+            window: how many keys a row sees, its own the last; None for all before it.
+            softcap: bounds a scaled score smoothly, `softcap * tanh(score / softcap)`
+                (Gemma 2, arXiv 2408.00118).
 
         Returns:
             [T, Q * D], model dtype; padding rows are zero.
         """
         ...
 
-    def gate_up_silu_mul(
-        self, x: Tensor, weight: PackedWeight, site: Site, lora: LoraPlan
+    def gated_linear_unit(
+        self,
+        x: Tensor,
+        weight: PackedWeight,
+        site: Site,
+        lora: LoraPlan,
+        activation: Activation,
     ) -> Tensor:
-        """`silu(gate) * up` of the fused projection (Shazeer, arXiv 2002.05202).
+        """`activation(gate) * up` of the fused projection (Shazeer, arXiv 2002.05202).
 
         Args:
             x: [T, H], model dtype.
@@ -196,4 +251,37 @@ class Backend(Protocol):
         Returns:
             [T, I], model dtype.
         """
+        ...
+
+    def route(
+        self, x: Tensor, router: PackedWeight, top_k: int, *, renormalize: bool, num_rows: int
+    ) -> Routing:
+        """Choose each row's experts by the softmax of `x @ router.T`.
+
+        Args:
+            x: [T, H], model dtype.
+            router: [E, H].
+            renormalize: let the weights of a row sum to one.
+            num_rows: how many rows, from the first, are true; padding is not routed.
+        """
+        ...
+
+    def experts_add_(
+        self,
+        residual: Tensor,
+        x: Tensor,
+        experts: PackedExperts,
+        routing: Routing,
+        activation: Activation,
+    ) -> None:
+        """Add to each routed row its experts' answers, weighted, in the order of its routing.
+
+        Args:
+            residual: [T, H], accumulator dtype; changed.
+            x: [T, H], model dtype.
+        """
+        ...
+
+    def softcap(self, x: Tensor, cap: float) -> Tensor:
+        """`cap * tanh(x / cap)`: x [T, N] accumulator dtype -> the same."""
         ...

@@ -1,23 +1,23 @@
 """The geometry of a decoder, read from a Hugging Face `config.json`. Loads no torch."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from manylora.engine.errors import ModelError
+from manylora.engine.models.architecture import Architecture
+from manylora.engine.models.families import FAMILIES, head_size
+from manylora.engine.models.fields import Fields
 
-SUPPORTED = ("llama",)
-_DTYPES = ("bfloat16", "float16", "float32", "float64")
-_SIZES = (
-    "vocab_size",
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "max_position_embeddings",
-)
-_OPTIONAL_SIZES = ("num_key_value_heads", "head_dim")
+SUPPORTED = tuple(FAMILIES)
+_DTYPES = {name: name for name in ("bfloat16", "float16", "float32", "float64")}
+_DEFAULTS: Mapping[str, Any] = {
+    "hidden_act": "silu",
+    "rope_theta": 10_000.0,
+    "tie_word_embeddings": False,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,11 +32,12 @@ class DecoderConfig:
     num_heads: int
     num_kv_heads: int
     head_size: int
-    max_positions: int
+    max_positions: int  # that it was made for
+    reachable_positions: int  # with its rope scaling, when asked for
     norm_eps: float
-    rope_theta: float
     tied_embeddings: bool
     dtype: str  # the dtype of the files: bfloat16, float16, float32 or float64
+    architecture: Architecture
 
     @classmethod
     def from_folder(cls, folder: Path) -> "DecoderConfig":
@@ -61,104 +62,85 @@ class DecoderConfig:
         Raises:
             ModelError: a value is missing, or says what is not supported.
         """
-        _refuse_unsupported(raw)
-        try:
-            _refuse_sizes(raw)
-            heads = raw["num_attention_heads"]
-            return cls(
-                model_type=raw["model_type"],
-                vocab_size=raw["vocab_size"],
-                hidden_size=raw["hidden_size"],
-                intermediate_size=raw["intermediate_size"],
-                num_layers=raw["num_hidden_layers"],
-                num_heads=heads,
-                num_kv_heads=raw.get("num_key_value_heads") or heads,
-                head_size=raw.get("head_dim") or raw["hidden_size"] // heads,
-                max_positions=raw["max_position_embeddings"],
-                norm_eps=raw["rms_norm_eps"],
-                rope_theta=_rope(raw).get("rope_theta", 10_000.0),
-                tied_embeddings=raw.get("tie_word_embeddings", False),
-                dtype=_dtype(raw),
+        model_type = raw.get("model_type")
+        family = FAMILIES.get(model_type) if isinstance(model_type, str) else None
+        if family is None:
+            raise ModelError(
+                f"model_type {model_type!r} is not supported; supported: {', '.join(SUPPORTED)}"
             )
-        except KeyError as error:
-            raise ModelError(f"config.json lacks {error}") from error
+        f = Fields(raw, {**_DEFAULTS, **family.defaults})
+        f.refuse_if_set("quantization_config")
+        _check_heads(f)
+        architecture = family.read(f)
+        max_positions = f.size("max_position_embeddings")
+        ropes = [layer.rope for layer in architecture.layers if layer.rope is not None]
+        return cls(
+            model_type=str(model_type),
+            vocab_size=f.size("vocab_size"),
+            hidden_size=f.size("hidden_size"),
+            intermediate_size=f.size("intermediate_size"),
+            num_layers=f.size("num_hidden_layers"),
+            num_heads=f.size("num_attention_heads"),
+            num_kv_heads=_num_kv_heads(f),
+            head_size=head_size(f),
+            max_positions=max_positions,
+            reachable_positions=max(
+                [max_positions, *(rope.max_positions(max_positions) for rope in ropes)]
+            ),
+            norm_eps=f.number("rms_norm_eps"),
+            tied_embeddings=f.flag("tie_word_embeddings"),
+            dtype=_dtype(f),
+            architecture=architecture,
+        )
 
     def linear_shapes(self) -> dict[str, tuple[int, int]]:
-        """Every linear layer's (output, input) features by its Hugging Face module path."""
-        q = self.num_heads * self.head_size
-        kv = self.num_kv_heads * self.head_size
-        hidden, inner = self.hidden_size, self.intermediate_size
-        one_layer = {
-            "self_attn.q_proj": (q, hidden),
-            "self_attn.k_proj": (kv, hidden),
-            "self_attn.v_proj": (kv, hidden),
-            "self_attn.o_proj": (hidden, q),
-            "mlp.gate_proj": (inner, hidden),
-            "mlp.up_proj": (inner, hidden),
-            "mlp.down_proj": (hidden, inner),
-        }
+        """Every linear layer's (output, input) features by its Hugging Face module path.
+
+        The router and the experts of a mixture are not among them.
+        """
         return {
-            f"model.layers.{layer}.{module}": shape
+            module_path(layer, module): shape
             for layer in range(self.num_layers)
-            for module, shape in one_layer.items()
+            for parts in self.fused_shapes(layer).values()
+            for module, shape in parts.items()
         }
 
+    def fused_shapes(self, layer: int) -> dict[str, dict[str, tuple[int, int]]]:
+        """The layers that are computed as one, each with its modules' (output, input) features.
 
-def _rope(raw: dict[str, Any]) -> dict[str, Any]:
-    """`rope_parameters` of transformers 5, or the flat keys of earlier files."""
-    if parameters := raw.get("rope_parameters"):
-        return dict(parameters)
-    scaling = raw.get("rope_scaling") or {}
-    return {"rope_theta": raw.get("rope_theta", 10_000.0), **scaling}
+        The modules stand in the order of the fused layer's outputs.
+        """
+        q, kv = self.num_heads * self.head_size, self.num_kv_heads * self.head_size
+        hidden, inner = self.hidden_size, self.intermediate_size
+        outputs = {"qkv": (q, kv, kv), "o": (hidden,), "gate_up": (inner, inner), "down": (hidden,)}
+        inputs = {"qkv": hidden, "o": q, "gate_up": hidden, "down": inner}
+        shapes = {}
+        for name, modules in self.architecture.modules.items():
+            if self.architecture.layers[layer].sparse and name in ("gate_up", "down"):
+                continue
+            sizes = outputs[name] if len(modules) == len(outputs[name]) else (sum(outputs[name]),)
+            shapes[name] = {
+                module: (size, inputs[name]) for module, size in zip(modules, sizes, strict=True)
+            }
+        return shapes
 
 
-def _refuse_sizes(raw: dict[str, Any]) -> None:
-    heads = raw["num_attention_heads"]
-    sizes = {name: raw[name] for name in _SIZES}
-    sizes |= {name: raw[name] for name in _OPTIONAL_SIZES if raw.get(name) is not None}
-    for name, value in sizes.items():
-        if type(value) is not int or value < 1:
-            raise ModelError(f"config.json: {name} {value!r} is not a positive whole number")
-    kv_heads = sizes.get("num_key_value_heads", heads)
-    if sizes.get("head_dim", raw["hidden_size"] // heads) % 2:
+def module_path(layer: int, module: str) -> str:
+    """A module of a layer by its path in the model."""
+    return f"model.layers.{layer}.{module}"
+
+
+def _num_kv_heads(f: Fields) -> int:
+    return f.optional_size("num_key_value_heads") or f.size("num_attention_heads")
+
+
+def _check_heads(f: Fields) -> None:
+    if head_size(f) % 2:
         raise ModelError("config.json: an odd head size cannot be rotated by pairs")
-    if heads % kv_heads:
-        raise ModelError(
-            f"config.json: num_key_value_heads {kv_heads} does not divide num_attention_heads"
-        )
+    if f.size("num_attention_heads") % _num_kv_heads(f):
+        raise f.error("num_key_value_heads", "does not divide num_attention_heads")
 
 
-def _refuse_unsupported(raw: dict[str, Any]) -> None:
-    model_type = raw.get("model_type")
-    if model_type not in SUPPORTED:
-        raise ModelError(
-            f"model_type {model_type!r} is not supported; supported: {', '.join(SUPPORTED)}"
-        )
-    for name in ("rope_parameters", "rope_scaling"):
-        if not isinstance(raw.get(name) or {}, dict):
-            raise ModelError(f"config.json: {name} is not an object")
-    rope = _rope(raw)
-    for name, number in (
-        ("rope_theta", rope.get("rope_theta", 10_000.0)),
-        ("rms_norm_eps", raw.get("rms_norm_eps", 1e-6)),
-    ):
-        if isinstance(number, bool) or not isinstance(number, int | float) or not number > 0:
-            raise ModelError(f"config.json: {name} {number!r} is not a positive number")
-    rope_type = rope.get("rope_type") or rope.get("type") or "default"
-    for name, value, supported in (
-        ("rope_type", rope_type, "default"),
-        ("partial_rotary_factor", rope.get("partial_rotary_factor", 1.0), 1.0),
-        ("partial_rotary_factor", raw.get("partial_rotary_factor", 1.0), 1.0),
-        ("hidden_act", raw.get("hidden_act", "silu"), "silu"),
-        ("attention_bias", raw.get("attention_bias", False), False),
-        ("mlp_bias", raw.get("mlp_bias", False), False),
-        ("quantization_config", raw.get("quantization_config"), None),
-    ):
-        if value != supported:
-            raise ModelError(f"config.json: {name} {value!r} is not supported")
-    if _dtype(raw) not in _DTYPES:
-        raise ModelError(f"config.json: dtype {_dtype(raw)!r} is not one of {', '.join(_DTYPES)}")
-
-
-def _dtype(raw: dict[str, Any]) -> Any:
-    return raw.get("dtype") or raw.get("torch_dtype") or "float32"
+def _dtype(f: Fields) -> str:
+    name = "dtype" if f.has("dtype") else "torch_dtype"
+    return f.choice(name, _DTYPES) if f.has(name) else "float32"
