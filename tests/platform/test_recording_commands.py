@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 from support.recorded import RecordedScheduler, lines_of, make_header, write_lines
 
+NUM_REQUESTS = 60
 HEAVY = ("torch", "transformers", "triton", "peft", "sqlalchemy", "fastapi")
 RUN = """
 import sys
@@ -34,12 +36,14 @@ def run(*arguments: object, **environment: str) -> subprocess.CompletedProcess[s
 
 @pytest.fixture
 def recording(tmp_path: Path) -> Path:
-    path = tmp_path / "steps.jsonl"
-    engine = RecordedScheduler(path, make_header(num_kv_blocks=64))
+    """Of tenants that come and go, so that who goes next hangs on what each has had before."""
+    path, rng = tmp_path / "steps.jsonl", random.Random(5)
+    engine = RecordedScheduler(path, make_header(num_kv_blocks=64, max_num_seqs=2))
     engine.ready = {"x"}
-    for number in range(12):
-        engine.add("abc"[number % 3], ("x", None)[number % 2], 9 + number, 12)
-        engine.step()
+    for number in range(NUM_REQUESTS):
+        engine.add(rng.choice("abc"), ("x", None)[number % 2], rng.randrange(5, 40), 6)
+        while rng.random() < 0.9:
+            engine.step()
     engine.finish(adapters={"x"})
     return path
 
@@ -52,7 +56,8 @@ def test_a_recording_is_replayed_in_another_process(recording: Path, hash_seed: 
     assert found.returncode == 0, found.stderr
     steps = sum(line["line"] == "step" for line in lines_of(recording))
     assert found.stdout == (
-        f"compared {steps} steps of 12 requests\neach step came out as it was recorded\n"
+        f"compared {steps} steps of {NUM_REQUESTS} requests\n"
+        "each step came out as it was recorded\n"
     )
     assert found.stderr == "[]\n"
 
