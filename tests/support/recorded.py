@@ -1,6 +1,7 @@
 """Recorded step traces: of the tiny model under mixed traffic, and of the scheduler alone."""
 
 import random
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -214,3 +215,29 @@ def lines_of(path: Path) -> list[dict[str, Any]]:
 def write_lines(path: Path, lines: Sequence[Mapping[str, Any]]) -> Path:
     path.write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
     return path
+
+
+def record_crowd(path: Path, *, policy: str) -> RecordedScheduler:
+    """Three tenants that want twice the KV blocks, seats and slots there are, with some aborts."""
+    rng = random.Random(11)
+    engine = RecordedScheduler(path, make_header(scheduling_policy=policy, num_kv_blocks=20))
+    for number in range(24):
+        engine.add(
+            rng.choice(TENANTS),
+            rng.choice(("x", "y", "z", None)),
+            rng.randrange(4, 30),
+            rng.randrange(2, 16),
+            priority=number % 2,
+        )
+        engine.ready |= {rng.choice("xyz")}
+        if number % 8 == 7:
+            engine.abort(rng.choice(list(engine.alive.values())))
+        for _ in range(rng.randrange(5)):
+            engine.step()
+    engine.finish(adapters={"x", "y", "z"})
+    engine.trace.close()
+    return engine
+
+
+if __name__ == "__main__":  # python -m support.recorded FILE POLICY
+    record_crowd(Path(sys.argv[1]), policy=sys.argv[2])

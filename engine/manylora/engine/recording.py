@@ -142,7 +142,7 @@ class PrefixForgotten(Line, frozen=True, tag="prefix_forgotten"):
     at: float
 
 
-class RowsRecord(msgspec.Struct, frozen=True, array_like=True):
+class RowsRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The rows of one sequence in one forward call."""
 
     request_id: str
@@ -151,14 +151,14 @@ class RowsRecord(msgspec.Struct, frozen=True, array_like=True):
     slot: int | None  # of its adapter
 
 
-class PreemptedRecord(msgspec.Struct, frozen=True, array_like=True):
+class PreemptedRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A sequence that gave back all it held."""
 
     request_id: str
     blocks_short: int  # 0: it gave its place to another tenant's
 
 
-class StartedRecord(msgspec.Struct, frozen=True, array_like=True):
+class StartedRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A sequence that was admitted, for the first time or again."""
 
     request_id: str

@@ -160,10 +160,12 @@ class StepTrace:
         """The output blocks that this step fills for the first time."""
         size, filled = self._scheduler.blocks.block_size, {}
         for entry in batch.entries:
-            sequence = entry.sequence
-            before = max(sequence.num_computed_tokens, sequence.num_lost_tokens) // size
+            sequence, first = entry.sequence, entry.sequence.num_computed_tokens
+            after = (first + entry.num_tokens) // size
+            if after == first // size:
+                continue
+            before = max(first, sequence.num_lost_tokens) // size
             before = max(before, self._num_prompt_blocks(sequence))
-            after = entry.positions.stop // size
             if after > before:
                 filled[sequence.request_id] = self._identities(sequence, before, after)
         return filled
