@@ -1,9 +1,9 @@
-"""Take the README's pictures from a running `make serve`.
+"""Take the pictures of README and docs from a running `make serve`.
 
     .venv/bin/python docs/make_pictures.py [data/demo.json]
 
 Needs Debian's chromium. One question goes to the base and two adapters of one tenant at the same
-time; then the overview page is taken, which shows them.
+time; then the overview page is taken, which shows them, and the page of the last of them.
 """
 
 import html
@@ -11,6 +11,7 @@ import json
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from openai import OpenAI
 from playwright.sync_api import Page, sync_playwright
@@ -40,7 +41,9 @@ def main() -> None:
             executable_path="/usr/bin/chromium", args=["--no-sandbox", "--disable-gpu"]
         )
         picture_chat(browser.new_page(viewport={"width": 800, "height": 100}), models, answers)
-        picture_overview(browser.new_page(viewport={"width": 1200, "height": 800}), demo)
+        page = browser.new_page(viewport={"width": 1200, "height": 800})
+        picture_overview(page, demo)
+        picture_request(page, demo)
         browser.close()
 
 
@@ -65,7 +68,7 @@ def picture_chat(page: Page, models: list[str], answers: list[str]) -> None:
     page.screenshot(path=str(IMAGES / "chat.png"), full_page=True)
 
 
-def picture_overview(page: Page, demo: dict[str, dict[str, str]]) -> None:
+def picture_overview(page: Page, demo: dict[str, Any]) -> None:
     page.goto(f"{demo['base_url']}/admin")
     page.fill("[name=username]", demo["admin"]["email"])
     page.fill("[name=password]", demo["admin"]["password"])
@@ -73,6 +76,13 @@ def picture_overview(page: Page, demo: dict[str, dict[str, str]]) -> None:
     page.wait_for_url("**/admin")
     page.wait_for_timeout(500)
     page.screenshot(path=str(IMAGES / "overview.png"), full_page=True)
+
+
+def picture_request(page: Page, demo: dict[str, Any]) -> None:
+    page.goto(f"{demo['base_url']}/admin/requests")
+    page.click("tbody code")
+    page.wait_for_url("**/admin/requests/req_*")
+    page.screenshot(path=str(IMAGES / "request.png"), full_page=True)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,8 @@
 
 Long tests (`nightly`) are left out unless `-m` asks for them. Elsewhere a test whose program is
 missing is skipped with a reason; in continuous integration (`MANYLORA_CI=1`), which installs the
-programs, that skip is a failure: a green run means that the browser and PostgreSQL really ran.
+programs, that skip is a failure: a green run means that the browser, PostgreSQL and Prometheus
+really ran.
 """
 
 import os
@@ -11,7 +12,7 @@ from collections.abc import Generator
 
 import pytest
 
-PROVIDED_IN_CI = ("browser", "postgres", "real_model")
+PROVIDED_IN_CI = ("browser", "postgres", "prometheus", "real_model")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

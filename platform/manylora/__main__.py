@@ -15,9 +15,9 @@ from typing import Annotated, NoReturn
 import typer
 
 from manylora.engine.errors import ModelError
-from manylora.platform.command_line import with_settings
+from manylora.platform.command_line import named_folders, spread_lora_modules, with_settings
 from manylora.platform.errors import DatabaseError, DemoError, PlatformError
-from manylora.platform.settings import Settings, SettingsError
+from manylora.platform.settings import Settings, SettingsError, offline_settings
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -36,7 +36,7 @@ ACCEPTED, REFUSED, USAGE_ERROR = 0, 1, 2
 def main() -> None:
     """Run a command; an expected failure is one line on standard error."""
     try:
-        app()
+        app(spread_lora_modules(sys.argv[1:]))
     except (SettingsError, ModelError, PlatformError, DatabaseError, DemoError) as error:
         _fail(str(error))
 
@@ -56,18 +56,22 @@ def serve(settings: Settings) -> None:
     from manylora.engine.models.source import resolve_model
     from manylora.platform.db import open_database
     from manylora.platform.migrate import upgrade
-    from manylora.serve import serve_until_stopped, sole_owner, taken_port
+    from manylora.serve import serve_until_stopped, sole_owner, taken_ports
 
     configure_logs(settings.log_level)
     _make_data_dir(settings)
-    with taken_port(settings) as port, sole_owner(settings), open_database(settings.database) as db:
+    with (
+        taken_ports(settings) as ports,
+        sole_owner(settings),
+        open_database(settings.database) as db,
+    ):
         upgrade(db)
         source = resolve_model(settings.model, progress=_say)
         with (
             asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
             contextlib.suppress(asyncio.CancelledError),  # told to stop while it was starting
         ):
-            runner.run(serve_until_stopped(settings, db, source, port))
+            runner.run(serve_until_stopped(settings, db, source, ports))
 
 
 @app.command()
@@ -89,6 +93,47 @@ def check_adapter(
     found = check(folder, model_folder, max_lora_rank=max_lora_rank)
     typer.echo(json.dumps(found))
     raise typer.Exit(ACCEPTED if found["accepted"] else REFUSED)
+
+
+@app.command()
+@with_settings(*offline_settings())
+def generate(
+    settings: Settings,
+    source: Annotated[Path, typer.Argument(metavar="INPUT", help="JSONL: an object a line")],
+    output: Annotated[
+        Path, typer.Option(metavar="OUT", help="JSONL of answers; a run that was stopped goes on")
+    ],
+    lora_modules: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=PATH ...", help="adapters that lines may call by name"),
+    ] = None,
+    max_tokens: Annotated[int, typer.Option(help="of lines that say nothing, as the next")] = 16,
+    temperature: Annotated[float, typer.Option(help="0: greedy")] = 1.0,
+    top_p: Annotated[float, typer.Option(help="1: no limit")] = 1.0,
+    top_k: Annotated[int, typer.Option(help="0: no limit")] = 0,
+) -> None:
+    """Answer prompts from a file; exit 0 all answered, 1 some lines had errors, 2 usage."""
+    adapters = named_folders(lora_modules or [])
+    from manylora.engine.logs import configure_logs
+    from manylora.generate.run import generate_file
+
+    configure_logs(settings.log_level)
+    done = generate_file(
+        source,
+        output,
+        settings.engine_config(max_num_waiting=sys.maxsize),
+        defaults={
+            "max_tokens": max_tokens,
+            "temperature": temperature,
+            "top_p": top_p,
+            "top_k": top_k,
+        },
+        adapters=adapters,
+    )
+    found = f", {done.num_found} of them by earlier runs" if done.num_found else ""
+    said = f"{done.num_answers} lines answered, {done.num_errors} with errors{found}"
+    typer.echo(said, err=True)
+    raise typer.Exit(1 if done.num_errors else 0)
 
 
 @schema.command("upgrade")

@@ -7,6 +7,7 @@ import signal
 import socket
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import typer
@@ -18,11 +19,14 @@ from manylora.engine.models.source import ModelSource
 from manylora.engine.supervisor import SupervisedEngine
 from manylora.engine.text.processor import TextProcessor
 from manylora.platform.adapter_check import ChildProcessCheck
-from manylora.platform.app import create_app
+from manylora.platform.app import create_app, create_metrics_app
 from manylora.platform.base_models import register_base_model
 from manylora.platform.db import Database
 from manylora.platform.demo import OPERATOR_EMAIL, first_operator, how_to_begin, seed_demo
 from manylora.platform.generation import all_settled, count_running, stop_running
+from manylora.platform.life import Life
+from manylora.platform.lives import Lives
+from manylora.platform.metrics import ServerMetrics
 from manylora.platform.registry import AdapterRegistry
 from manylora.platform.services import Services
 from manylora.platform.settings import Settings, SettingsError
@@ -35,23 +39,43 @@ GRACE_SECONDS = 10  # for requests in flight when the server is told to stop
 CANCEL_SECONDS = 10  # for what those that took longer have still to do
 
 
+@dataclass(frozen=True, slots=True)
+class Ports:
+    """Where the server listens."""
+
+    main: socket.socket
+    metrics: socket.socket | None
+
+
 @contextlib.contextmanager
-def taken_port(settings: Settings) -> Iterator[socket.socket]:
-    """The port, bound before anything is made, and not yet listened on.
+def taken_ports(settings: Settings) -> Iterator[Ports]:
+    """The ports, bound before anything is made, and not yet listened on.
 
     Raises:
-        SettingsError: it cannot be had.
+        SettingsError: one cannot be had.
     """
-    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    with socket.socket(family) as bound:
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            bound.bind((settings.host, settings.port))
-        except OSError as error:
-            raise SettingsError(
-                f"port: cannot listen on {settings.host} port {settings.port}: {error.strerror}"
-            ) from error
-        yield bound
+    if settings.metrics_port == settings.port:
+        raise SettingsError("metrics_port: must be another than port")
+    with contextlib.ExitStack() as stack:
+        main = stack.enter_context(_bound("port", settings.host, settings.port))
+        metrics = None
+        if settings.metrics_port is not None:
+            where = (settings.metrics_host, settings.metrics_port)
+            metrics = stack.enter_context(_bound("metrics_port", *where))
+        yield Ports(main, metrics)
+
+
+def _bound(setting: str, host: str, port: int) -> socket.socket:
+    bound = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        bound.bind((host, port))
+    except OSError as error:
+        bound.close()
+        raise SettingsError(
+            f"{setting}: cannot listen on {host} port {port}: {error.strerror}"
+        ) from error
+    return bound
 
 
 @contextlib.contextmanager
@@ -73,7 +97,7 @@ def sole_owner(settings: Settings) -> Iterator[None]:
 
 
 async def serve_until_stopped(
-    settings: Settings, db: Database, source: ModelSource, port: socket.socket
+    settings: Settings, db: Database, source: ModelSource, ports: Ports
 ) -> None:
     """Run the engine process and the HTTP server until a signal says to stop.
 
@@ -84,17 +108,19 @@ async def serve_until_stopped(
     loop, starting = asyncio.get_running_loop(), asyncio.current_task()
     assert starting is not None, "it runs as a task"
     _on_signals(lambda: loop.call_soon_threadsafe(starting.cancel))
-    async with _running_engine(settings, source) as engine:
-        services = _services(settings, db, engine, source)
+    async with _span_export(settings) as export, _running_engine(settings, source) as engine:
+        lives = Lives(db=db, kept=settings.request_lives_kept, export=export)
+        services = _services(settings, db, engine, source, lives)
         greeting = await _first_start(services, _base_url(settings))
         server = _http_server(services)
         beside = [
             asyncio.create_task(_greet(services, greeting)),
             asyncio.create_task(_stop_without(engine, server)),
             asyncio.create_task(_stop_what_outlasts(server)),
+            asyncio.create_task(_serve_metrics(services, ports.metrics)),
         ]
         try:
-            await _until_told_to_stop(server, port)
+            await _until_told_to_stop(server, ports.main)
         finally:
             for task in beside:
                 task.cancel()
@@ -116,6 +142,24 @@ async def _stop_what_outlasts(server: uvicorn.Server) -> None:
         typer.echo(f"stopping; waiting up to {GRACE_SECONDS:g} s for {running} requests")
     await asyncio.sleep(GRACE_SECONDS)
     stop_running()
+
+
+class _ServerBeside(uvicorn.Server):
+    """Runs in the loop of another, which has the signals."""
+
+    def capture_signals(self) -> contextlib.AbstractContextManager[None]:  # type: ignore[override]
+        return contextlib.nullcontext()
+
+
+async def _serve_metrics(services: Services, port: socket.socket | None) -> None:
+    """Answer `/metrics` on its own port, if it has one, until cancelled."""
+    if port is None:
+        return
+    asgi = create_metrics_app(services)
+    config = uvicorn.Config(
+        asgi, http="httptools", ws="none", lifespan="off", log_config=None, access_log=False
+    )
+    await _ServerBeside(config).serve([port])
 
 
 def _http_server(services: Services) -> uvicorn.Server:
@@ -158,6 +202,30 @@ def _base_url(settings: Settings) -> str:
 
 
 @contextlib.asynccontextmanager
+async def _span_export(settings: Settings) -> AsyncIterator[Callable[[Life], None] | None]:
+    """Where ended lives go as spans; nowhere unless an endpoint is set, and then nothing loads.
+
+    Raises:
+        SettingsError: what exports them is not installed.
+    """
+    if settings.otlp_traces_endpoint is None:
+        yield None
+        return
+    try:
+        from manylora.platform.spans import SpanExport
+    except ModuleNotFoundError as error:
+        raise SettingsError(
+            "otlp_traces_endpoint: this needs packages that are not installed: "
+            "pip install 'manylora[otlp]'"
+        ) from error
+    export = SpanExport(settings.otlp_traces_endpoint)
+    try:
+        yield export
+    finally:
+        await run_sync(export.close)
+
+
+@contextlib.asynccontextmanager
 async def _running_engine(
     settings: Settings, source: ModelSource
 ) -> AsyncIterator[SupervisedEngine]:
@@ -176,7 +244,7 @@ async def _running_engine(
 
 
 def _services(
-    settings: Settings, db: Database, engine: SupervisedEngine, source: ModelSource
+    settings: Settings, db: Database, engine: SupervisedEngine, source: ModelSource, lives: Lives
 ) -> Services:
     name = settings.served_model_name or source.name
     with db.write() as session:
@@ -187,7 +255,9 @@ def _services(
     check = ChildProcessCheck(source.folder, max_lora_rank=max_lora_rank)
     registry = AdapterRegistry(db, engine, store, check, base, settings.max_upload_bytes)
     text = TextProcessor.from_folder(source.folder)
-    return Services(settings, db, engine, text, base, registry)
+    metrics = ServerMetrics(name)
+    metrics.engine_restarts = lambda: engine.num_restarts
+    return Services(settings, db, engine, text, base, registry, lives, metrics)
 
 
 async def _first_start(services: Services, base_url: str) -> str:

@@ -68,6 +68,8 @@ def api(tmp_path_factory: pytest.TempPathFactory, postgres_url: str) -> Iterator
     environment = environment_of("api", SECRETS) | {
         "MANYLORA_HOST": "127.0.0.1",
         "MANYLORA_PORT": str(port),
+        "MANYLORA_METRICS_HOST": "127.0.0.1",
+        "MANYLORA_METRICS_PORT": str(free_port()),
         "MANYLORA_DATA_DIR": str(folder / "data"),
         "MANYLORA_CACHE": str(folder / "cache"),
         "MANYLORA_MODEL": str(make_tiny_llama(folder / "model")),

@@ -1,10 +1,11 @@
-"""The block pool against a simple model of it, and the root of its hash chains."""
+"""The block pool against a simple model of it."""
 
-from hypothesis import example, given, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from manylora.engine.blocks import BlockPool, chain_next, chain_root
+from manylora.engine.blocks import BlockPool
+from manylora.engine.prefix_cache import chain_next
 
 NUM_BLOCKS = 6
 BLOCK_SIZE = 2
@@ -18,7 +19,7 @@ def prefixes(tenant: str, block_tokens: list[int]) -> list[Prefix]:
 
 def hashes(tenant: str, block_tokens: list[int]) -> list[bytes]:
     """A block's tokens are all the same number, to keep the test's tries few."""
-    found = [chain_root(tenant=tenant, base_digest="b", adapter_digest=None, kv_dtype="float32")]
+    found = [tenant.encode()]
     for token in block_tokens:
         found.append(chain_next(found[-1], [token] * BLOCK_SIZE))
     return found[1:]
@@ -72,7 +73,7 @@ class BlockPoolMachine(RuleBasedStateMachine):
         tenant = wanted[0][0] if wanted else "a"
         chain = hashes(tenant, list(wanted[-1][1]) if wanted else [])
         for block, block_hash, prefix in zip(blocks, chain, wanted, strict=False):
-            self.pool.remember(block, block_hash)
+            self.pool.remember(block, block_hash, tenant)
             if prefix not in self.content.values():
                 self.content[block] = prefix
 
@@ -116,47 +117,6 @@ def test_a_pool_without_prefix_caching_finds_nothing() -> None:
     blocks = pool.allocate(1)
     assert blocks is not None
 
-    pool.remember(blocks[0], chain[0])
+    pool.remember(blocks[0], chain[0], "a")
 
     assert pool.find_prefix(chain) == []
-
-
-tricky = st.text(max_size=6) | st.sampled_from(
-    ["", "base", "adapter", "tenant", "a\0", "\0a", "kv", "float32", "model", "ab", "a"]
-)
-PARTS = {"tenant": "a", "base_digest": "b", "adapter_digest": None, "kv_dtype": "float32"}
-owners = st.fixed_dictionaries(
-    {
-        "tenant": tricky,
-        "base_digest": tricky,
-        "adapter_digest": st.none() | tricky,
-        "kv_dtype": tricky,
-    }
-)
-
-
-@given(one=owners, other=owners, changed=st.sets(st.sampled_from(sorted(PARTS)), max_size=2))
-@example(one=PARTS, other=PARTS | {"adapter_digest": ""}, changed={"adapter_digest"})
-def test_chains_of_other_owners_have_other_roots(
-    one: dict[str, str | None], other: dict[str, str | None], changed: set[str]
-) -> None:
-    other = one | {name: other[name] for name in changed}
-
-    assert (chain_root(**one) == chain_root(**other)) == (one == other)  # type: ignore[arg-type]
-
-
-@given(one=owners, data=st.data())
-def test_moving_text_from_one_part_to_the_next_changes_the_root(
-    one: dict[str, str | None], data: st.DataObject
-) -> None:
-    first, second = one["tenant"] or "", one["base_digest"] or ""
-    joined = first + second
-    cut = data.draw(st.integers(0, len(joined)))
-    other = one | {"tenant": joined[:cut], "base_digest": joined[cut:]}
-
-    assert (chain_root(**one) == chain_root(**other)) == (cut == len(first))  # type: ignore[arg-type]
-
-
-@given(st.lists(st.integers(0, 1 << 40), max_size=4), st.lists(st.integers(0, 3), max_size=4))
-def test_other_tokens_have_another_hash(one: list[int], other: list[int]) -> None:
-    assert (chain_next(b"parent", one) == chain_next(b"parent", other)) == (one == other)

@@ -90,7 +90,9 @@ def offline(tiny_model: Path) -> LLM:
 async def test_a_request_gets_what_the_offline_engine_says(
     engine: EngineClient, offline: LLM, store: Store, tiny_adapters: dict[str, Path]
 ) -> None:
-    params = SamplingParams(temperature=0.8, seed=3, max_tokens=20, logprobs=2, ignore_eos=True)
+    params = SamplingParams(
+        temperature=0.8, seed=3, max_tokens=20, logprobs=2, prompt_logprobs=1, ignore_eos=True
+    )
     (expected,) = offline.generate(
         [[5, 6, 7]], params, adapter=offline.load_adapter(tiny_adapters["all"])
     )
@@ -105,12 +107,14 @@ async def test_a_request_gets_what_the_offline_engine_says(
             temperature=0.8,
             seed=3,
             logprobs=2,
+            prompt_logprobs=1,
         ),
     )
 
     assert list(output.token_ids) == expected.outputs[0].token_ids
     assert output.text == expected.outputs[0].text
     assert list(output.logprobs) == expected.outputs[0].logprobs
+    assert list(output.prompt_logprobs) == expected.prompt_logprobs
     assert output.finish_reason is FinishReason.LENGTH
     assert (output.num_prompt_tokens, output.num_output_tokens) == (3, 20)
     times = output.metrics

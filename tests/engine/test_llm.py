@@ -136,6 +136,8 @@ def test_an_unloaded_adapter_leaves_its_slot_and_host_memory(
         ([[1], [-1]], {}, "prompt"),
         ([[1], [1] * 512], {}, "prompt"),
         ([[1], "\ud800"], {}, None),
+        ([1, [2]], {}, "prompts"),
+        (["hello", 1], {}, "prompts"),
     ],
 )
 def test_a_bad_argument_is_named_and_nothing_is_generated(

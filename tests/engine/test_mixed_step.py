@@ -1,9 +1,10 @@
 """One forward call really holds several adapters, a prefill chunk and a decode."""
 
+from itertools import accumulate
 from pathlib import Path
 
 from manylora.engine import SamplingParams
-from manylora.engine.api import Request
+from manylora.engine.api import STEP_TOKEN_BOUNDS, Request
 from support.engine import make_llm
 
 
@@ -37,3 +38,16 @@ def test_one_step_holds_three_adapters_a_prefill_chunk_and_a_decode(
     assert mixed
     assert all(sum(rows.num_tokens for rows in step.rows) <= 16 for step in mixed)
     assert len({rows.slot for rows in mixed[0].rows}) == 3
+
+
+def test_steps_are_counted_by_their_tokens(tiny_model: Path) -> None:
+    params = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True)
+    with make_llm(tiny_model, max_num_batched_tokens=64) as llm:
+        llm.generate([[1] * 7, [2] * 40, [3] * 90], params)
+        sizes = [sum(rows.num_tokens for rows in step.rows) for step in llm.core.trace]
+        stats = llm.stats()
+
+    at_most = [sum(size <= bound for size in sizes) for bound in (*STEP_TOKEN_BOUNDS, max(sizes))]
+    assert list(accumulate(stats.steps_by_tokens)) == at_most
+    assert stats.num_steps == len(sizes) > len(set(sizes)) > 2
+    assert stats.step_tokens == sum(sizes)

@@ -7,12 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from manylora.engine.api import FinishReason, Request, RequestOutput, SamplingParams
-from manylora.engine.outputs import accept_token
-from manylora.engine.sampler import SampledToken
-from manylora.engine.sequence import Sequence
+from manylora.engine.api import FinishReason, RequestOutput
 from manylora.engine.text.processor import TextProcessor
-from manylora.engine.text.stops import StopMatcher
+from support.outputs import feed as feed_to
+from support.outputs import whole
 from support.tiny_model import VOCAB_SIZE, byte_tokenizer
 
 EOS = 257
@@ -28,40 +26,8 @@ def ids(text: str) -> list[int]:
     return TEXT.encode(text)
 
 
-def feed(
-    tokens: Tokens[int], *, max_model_len: int = 512, has_text: bool = True, **params: Any
-) -> list[RequestOutput]:
-    """Give a sequence these tokens until it ends."""
-    values = {"max_tokens": 100, **params}
-    request = Request(
-        request_id="r",
-        prompt_token_ids=(1, 2, 3),
-        params=SamplingParams(**values),
-        tenant="a",
-    )
-    sequence = Sequence(
-        request=request,
-        token_ids=[1, 2, 3],
-        arrival_time=0.0,
-        detokenizer=TEXT.detokenizer(request.prompt_token_ids) if has_text else None,
-        stops=StopMatcher(request.params.stop) if request.params.stop else None,
-    )
-    outputs = []
-    for token in tokens:
-        outputs.append(
-            accept_token(sequence, SampledToken(token), TEXT.eos_token_ids, max_model_len)
-        )
-        if outputs[-1].finish_reason is not None:
-            break
-    return outputs
-
-
-def whole(outputs: list[RequestOutput]) -> RequestOutput:
-    """What a reader gets who waits to the end."""
-    merged = outputs[0]
-    for output in outputs[1:]:
-        merged = merged.merged_with(output)
-    return merged
+def feed(tokens: Tokens[int], **options: Any) -> list[RequestOutput]:
+    return feed_to(TEXT, tokens, **options)
 
 
 def test_a_request_ends_at_max_tokens_with_all_its_text() -> None:
@@ -106,6 +72,55 @@ def test_a_stop_token_ends_a_request_and_is_named(token: int) -> None:
     assert output.num_output_tokens == 3
 
 
+@pytest.mark.parametrize(
+    ("end", "params", "text"),
+    [
+        (ids("!")[0], {}, "hi!"),
+        (EOS, {}, "hi"),
+        (EOS, {"skip_special_tokens": False}, "hi<|im_end|>"),
+        (EOS, {"skip_special_tokens": False, "include_stop_str_in_output": False}, "hi"),
+    ],
+)
+def test_the_token_that_ends_it_belongs_to_the_text_where_asked(
+    end: int, params: dict[str, Any], text: str
+) -> None:
+    options = {"include_stop_str_in_output": True, "stop_token_ids": ids("!"), **params}
+
+    output = whole(feed([*ids("hi"), end], **options))
+
+    assert output.text == text
+    assert output.finish_reason is FinishReason.STOP
+    assert output.stop_reason == (None if end == EOS else end)
+
+
+def test_special_tokens_within_the_text_are_shown_where_asked() -> None:
+    tokens = [*ids("a"), 256, *ids("b")]
+
+    assert whole(feed(tokens, max_tokens=3)).text == "ab"
+    assert whole(feed(tokens, max_tokens=3, skip_special_tokens=False)).text == "a<|im_start|>b"
+
+
+def test_a_special_token_can_complete_a_stop_string_only_where_it_is_text() -> None:
+    tokens = [*ids("a"), 256, *ids("b")]
+
+    skipped = whole(feed(tokens, max_tokens=3, stop="<|im_start|>"))
+    shown = whole(feed(tokens, max_tokens=3, stop="<|im_start|>", skip_special_tokens=False))
+
+    assert (skipped.text, skipped.finish_reason) == ("ab", FinishReason.LENGTH)
+    assert (shown.text, shown.stop_reason) == ("a", "<|im_start|>")
+
+
+@pytest.mark.parametrize(
+    ("min_tokens", "text"),
+    [(0, "ab"), (5, "ab"), (6, "abSTOPcd"), (11, "abSTOPcd"), (12, "abSTOPcdSTOP")],
+)
+def test_no_stop_string_ends_a_request_before_its_fewest_tokens(min_tokens: int, text: str) -> None:
+    """As in vLLM, one that is completed by a later token counts, wherever it began."""
+    output = whole(feed(ids("abSTOPcdSTOP"), stop="STOP", min_tokens=min_tokens, max_tokens=12))
+
+    assert output.text == text
+
+
 def test_a_stop_string_at_the_last_allowed_token_is_a_stop() -> None:
     output = whole(feed(ids("abSTOP"), stop="STOP", max_tokens=6))
 
@@ -137,7 +152,9 @@ def test_a_stop_string_of_replacement_characters_is_seen_at_the_end() -> None:
 
 
 def test_a_model_without_a_tokenizer_gives_token_ids() -> None:
-    output = whole(feed([1, 2, EOS], has_text=False))
+    mute = TextProcessor(vocab_size=VOCAB_SIZE, eos_token_ids=frozenset({EOS}))
+
+    output = whole(feed_to(mute, [1, 2, EOS]))
 
     assert output.token_ids == (1, 2, EOS)
     assert output.text == ""

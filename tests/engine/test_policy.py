@@ -8,7 +8,8 @@ from manylora.engine.api import FinishReason, Request, SamplingParams
 from manylora.engine.blocks import BlockPool
 from manylora.engine.errors import InvalidRequestError
 from manylora.engine.policy import INPUT_PRICE, OUTPUT_PRICE, FairByTenant, FirstCome, Policy
-from manylora.engine.scheduler import ScheduledBatch, Scheduler
+from manylora.engine.schedule import ScheduledBatch
+from manylora.engine.scheduler import Scheduler
 from manylora.engine.sequence import Sequence
 from manylora.engine.slots import AdapterSlots
 
@@ -47,7 +48,7 @@ class Traffic:
                 weight=weight,
             )
             tokens = list(request.prompt_token_ids)
-            self.scheduler.add(Sequence(request=request, token_ids=tokens, arrival_time=0.0))
+            self.scheduler.add(Sequence(request=request, token_ids=tokens))
 
     def step(self) -> ScheduledBatch:
         batch = self.scheduler.schedule()
@@ -128,7 +129,7 @@ def test_within_a_tenant_the_first_to_come_is_the_first_to_go() -> None:
     traffic.send("a", 3)
     traffic.send("b", 2)
 
-    order = [sequence.request_id for sequence in policy.order(traffic.scheduler.waiting)]
+    order = [sequence.request_id for sequence in policy.order([], traffic.scheduler.waiting)]
 
     assert [r for r in order if r in "123"] == ["1", "2", "3"]
     assert [r for r in order if r in "45"] == ["4", "5"]

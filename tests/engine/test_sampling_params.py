@@ -30,6 +30,10 @@ BEYOND = 1 << 64  # cannot be sent to the engine
         {"seed": -BEYOND},
         {"logprobs": -1},
         {"logprobs": 21},
+        {"prompt_logprobs": -1},
+        {"prompt_logprobs": 21},
+        {"n": 0},
+        {"n": 129},
         {"stop": ""},
         {"stop": ["a", ""]},
         {"stop": "\ud800"},
@@ -59,6 +63,10 @@ def test_a_value_out_of_its_range_is_named(params: dict[str, Any]) -> None:
         {"seed": (1 << 63) - 1},
         {"logprobs": 0},
         {"logprobs": 20},
+        {"prompt_logprobs": 0},
+        {"prompt_logprobs": 20},
+        {"n": 128},
+        {"include_stop_str_in_output": True, "skip_special_tokens": False},
         {"max_tokens": 1},
         {"stop": "é"},
         {"stop_token_ids": [0]},
@@ -104,7 +112,9 @@ def test_an_engine_option_out_of_its_range_is_named(options: dict[str, Any]) -> 
     assert caught.value.param == next(iter(options))
 
 
-@pytest.mark.parametrize("name", ["max_tokens", "top_k", "seed", "logprobs"])
+@pytest.mark.parametrize(
+    "name", ["n", "max_tokens", "top_k", "seed", "logprobs", "prompt_logprobs"]
+)
 @pytest.mark.parametrize("value", [8.5, 8.0, "8", True], ids=repr)
 def test_a_count_that_is_no_whole_number_is_named(name: str, value: Any) -> None:
     with pytest.raises(InvalidRequestError, match=name) as caught:

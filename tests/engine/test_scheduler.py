@@ -8,7 +8,10 @@ from hypothesis import strategies as st
 
 from manylora.engine.api import AdapterRef, FinishReason, Request, SamplingParams
 from manylora.engine.blocks import BlockPool
-from manylora.engine.scheduler import MAX_PASSES, ScheduledBatch, Scheduler
+from manylora.engine.lifecycle import WaitCause
+from manylora.engine.policy import POLICIES
+from manylora.engine.schedule import ScheduledBatch
+from manylora.engine.scheduler import MAX_PASSES, Scheduler
 from manylora.engine.sequence import Sequence, SequenceStatus
 from manylora.engine.slots import AdapterSlots
 
@@ -22,6 +25,7 @@ def make_sequence(
     max_tokens: int = 4,
     adapter: str | None = None,
     tenant: str = "a",
+    priority: int = 0,
 ) -> Sequence:
     request = Request(
         request_id=name,
@@ -29,8 +33,9 @@ def make_sequence(
         params=SamplingParams(max_tokens=max_tokens),
         tenant=tenant,
         adapter=None if adapter is None else AdapterRef(adapter),
+        priority=priority,
     )
-    return Sequence(request=request, token_ids=list(prompt), arrival_time=0.0)
+    return Sequence(request=request, token_ids=list(prompt))
 
 
 @dataclass
@@ -47,6 +52,7 @@ class Engine:
     budget: int = 8
     prefix_caching: bool = True
     long_prefill_token_threshold: int = 0
+    policy: str = "fcfs"
     adapter_ready: Callable[[str], bool] = lambda digest: True
     kv: dict[tuple[int, int], Known] = field(default_factory=dict)
     slot_content: dict[int, str] = field(default_factory=dict)
@@ -60,6 +66,7 @@ class Engine:
         self.scheduler = Scheduler(
             self.blocks,
             self.slots,
+            policy=POLICIES[self.policy](),
             max_num_seqs=self.max_num_seqs,
             max_num_batched_tokens=self.budget,
             long_prefill_token_threshold=self.long_prefill_token_threshold,
@@ -77,17 +84,17 @@ class Engine:
         self.batches.append(batch)
 
         scheduled = [entry.sequence for entry in batch.entries]
+        gave_way = [preemption.sequence for preemption in batch.preempted]
         assert batch.num_tokens <= self.budget
         assert len(self.scheduler.running) <= self.max_num_seqs
-        assert all(s in scheduled for s in decodes if s not in batch.preempted)
-        assert (
-            scheduled[: len(decodes)] == [s for s in decodes if s in scheduled] or batch.preempted
-        )
+        assert all(s in scheduled for s in decodes if s not in gave_way)
+        assert scheduled[: len(decodes)] == [s for s in decodes if s in scheduled] or gave_way
+        held -= {slot for slot in held if all(s.slot != slot for s in before)}
         assert all(slot not in held for slot, _ in batch.fills)
-        if batch.preempted:
+        assert list(self.scheduler.waiting)[: len(gave_way)] == gave_way[::-1]
+        if any(preemption.blocks_short for preemption in batch.preempted):
             assert set(scheduled) <= set(before)
-            first = list(self.scheduler.waiting)[: len(batch.preempted)]
-            assert first == [s for s in before if s in batch.preempted]
+        assert all(s in self.scheduler.running for s in batch.started)
         self.slot_content |= dict(batch.fills)
         self._check_holds()
         for entry in batch.entries:
@@ -150,6 +157,7 @@ class Arrival:
     max_tokens: int
     adapter: str | None
     tenant: str
+    priority: int
     aborted_at: int | None
 
 
@@ -160,6 +168,7 @@ arrivals = st.builds(
     max_tokens=st.integers(1, 8),
     adapter=st.sampled_from([None, "x", "y", "z"]),
     tenant=st.sampled_from("ab"),
+    priority=st.integers(-1, 1),
     aborted_at=st.none() | st.integers(0, 20),
 )
 
@@ -173,6 +182,8 @@ arrivals = st.builds(
         max_num_seqs=st.integers(1, 5),
         budget=st.integers(5, 12),
         prefix_caching=st.booleans(),
+        long_prefill_token_threshold=st.sampled_from([0, 3]),
+        policy=st.sampled_from(sorted(POLICIES)),
     ),
     traffic=st.lists(arrivals, max_size=9),
     ready_at=st.fixed_dictionaries({d: st.integers(0, 15) for d in "xyz"}),
@@ -195,6 +206,7 @@ def test_every_request_ends_and_gives_everything_back(
                     max_tokens=arrival.max_tokens,
                     adapter=arrival.adapter,
                     tenant=arrival.tenant,
+                    priority=arrival.priority,
                 )
                 sequences.append((arrival, sequence))
                 engine.scheduler.add(sequence)
@@ -274,23 +286,28 @@ def test_a_sequence_that_finds_no_blocks_is_not_overtaken() -> None:
 
 
 def test_the_last_admitted_is_preempted_and_computed_again_from_the_front_of_the_queue() -> None:
-    engine = Engine(num_blocks=5, block_size=2, prefix_caching=False)
-    older = make_sequence("older", [0, 0, 0], max_tokens=5)
-    newer = make_sequence("newer", [1, 1, 1], max_tokens=2, adapter="x")
+    engine = Engine(num_blocks=6, block_size=2, prefix_caching=False)
+    older = make_sequence("older", [0, 0, 0], max_tokens=9)
+    newer = make_sequence("newer", [1, 1, 1], max_tokens=9, adapter="x")
     later = make_sequence("later", [1], max_tokens=1)
-    for sequence in (older, newer, later):
+    for sequence in (older, newer):
         engine.scheduler.add(sequence)
     engine.step()
-    newer.token_ids.append(0)  # it wants a third block now, as does the older
-    older.token_ids.append(0)
+    assert engine.scheduler.running == [older, newer]
+    engine.scheduler.add(later)
 
     batch = engine.step()
+    while not batch.preempted:
+        batch = engine.step()
 
-    assert batch.preempted == (newer,)
+    (preemption,) = batch.preempted
+    assert (preemption.sequence, preemption.blocks_short) == (newer, 1)
+    assert preemption.num_lost_tokens == 6
     assert [entry.sequence for entry in batch.entries] == [older]
     assert list(engine.scheduler.waiting) == [newer, later]
     assert newer.num_computed_tokens == 0
     assert newer.num_preemptions == 1
+    assert newer.wait_cause is WaitCause.PREEMPTED
     assert engine.slots.holds(0) == 0
 
 
@@ -334,9 +351,9 @@ def test_a_newcomer_leaves_each_running_sequence_a_block_to_grow_into() -> None:
 
 
 def test_a_preempted_sequence_finds_its_own_blocks_again() -> None:
-    engine = Engine(num_blocks=6, block_size=2, budget=12)
-    first = make_sequence("first", [0] * 4, max_tokens=6)
-    second = make_sequence("second", [1] * 4, max_tokens=6)
+    engine = Engine(num_blocks=8, block_size=2, budget=12)
+    first = make_sequence("first", [0] * 4, max_tokens=9)
+    second = make_sequence("second", [1] * 4, max_tokens=9)
 
     engine.run(first, second)
 

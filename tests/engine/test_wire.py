@@ -68,7 +68,17 @@ def test_an_error_that_this_side_does_not_know_is_still_an_error() -> None:
 @pytest.mark.parametrize(
     "message",
     [
-        Add(request("r", [1, 259], digest="f" * 64, stop=["é", "b"], seed=-1, logprobs=2)),
+        Add(
+            request(
+                "r",
+                [1, 259],
+                digest="f" * 64,
+                stop=["é", "b"],
+                seed=-1,
+                logprobs=2,
+                prompt_logprobs=1,
+            )
+        ),
         Abort("r"),
         GetStats(7),
         wire.LoadAdapter(1, "f" * 64),
@@ -91,6 +101,7 @@ def test_what_is_sent_to_the_engine_arrives_as_it_was(message: Message) -> None:
                 text="é",
                 token_ids=(1, 2),
                 logprobs=(TokenLogprob(1, -0.5, ((1, -0.5), (2, -1.5))),),
+                prompt_logprobs=(None, TokenLogprob(3, -2.5, ((3, -2.5),))),
                 finish_reason=FinishReason.STOP,
                 stop_reason="é",
             )

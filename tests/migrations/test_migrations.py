@@ -23,6 +23,7 @@ from support.postgres import fresh_database, postgres_server
 
 __all__ = ["postgres_server"]
 
+HEAD = "0002_request_lives"
 BOTH = ["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)]
 
 
@@ -71,7 +72,7 @@ def test_a_second_upgrade_changes_nothing(database: Database) -> None:
 
     upgrade(database)
 
-    assert current(database) == first == "0001_foundation"
+    assert current(database) == first == HEAD
 
 
 def test_down_leaves_nothing_and_up_again_works(database: Database) -> None:
@@ -103,9 +104,9 @@ def add_revision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[s
     monkeypatch.setattr(migrate, "_scripts", lambda: scripts)
 
     def add(body: str) -> None:
-        head = 'revision = "0002_next"\ndown_revision = "0001_foundation"\n'
+        head = f'revision = "9998_next"\ndown_revision = "{HEAD}"\n'
         lines = f"import sqlalchemy as sa\nfrom alembic import op\n{head}def upgrade():\n{body}"
-        (scripts / "versions" / "0002_next.py").write_text(lines)
+        (scripts / "versions" / "9998_next.py").write_text(lines)
 
     return add
 
@@ -129,7 +130,7 @@ def test_a_revision_may_make_a_table_anew_that_rows_refer_to(
 
     upgrade(database)
 
-    assert current(database) == "0002_next"
+    assert current(database) == "9998_next"
     with database.read() as session:
         [key] = list_keys(session)
         assert find_tenant(session, key.tenant_id) is not None
@@ -146,7 +147,7 @@ def test_a_revision_that_breaks_a_reference_changes_nothing(
     with pytest.raises((DatabaseError, IntegrityError)):
         upgrade(database)
 
-    assert current(database) == "0001_foundation"
+    assert current(database) == HEAD
     with database.read() as session:
         assert find_tenant(session, "acme") is not None
 
@@ -173,5 +174,5 @@ def test_several_starters_at_once_all_find_the_schema(url: str) -> None:
 
     assert faults == []
     database = Database(url)
-    assert current(database) == "0001_foundation"
+    assert current(database) == HEAD
     database.close()

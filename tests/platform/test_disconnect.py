@@ -12,6 +12,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from manylora.platform import usage
+from manylora.platform.lives import Sight
 from manylora.platform.models import UsageRecord
 from support.app import TestBed, listening
 
@@ -71,6 +72,10 @@ def test_before_the_first_token(bed: TestBed, base: str, stream: bool) -> None:
     [row] = rows(bed)
     assert (row.status, row.completion_tokens, row.delivered_tokens) == ("client_abort", 0, 0)
     assert row.prompt_tokens == len(bed.engine.requests[0].prompt_token_ids)
+    life = bed.services.lives.find(row.request_id, Sight())
+    assert (life["status"], life["counts"]["completion_tokens"]) == ("client_abort", 0)
+    assert [stage["name"] for stage in life["stages"]] == ["received", "tokenised"]
+    assert life["total_us"] > life["stages"][-1]["at_us"]
 
 
 def test_in_the_middle_of_a_stream(bed: TestBed, base: str) -> None:

@@ -14,11 +14,14 @@ from sqlalchemy.orm import Session
 
 from manylora.engine.api import FinishReason, Request, RequestOutput, SamplingParams
 from manylora.engine.errors import EngineUnavailableError, RequestFailedError
+from manylora.engine.lifecycle import Stage, StageName
 from manylora.platform import generation as module
 from manylora.platform import usage
 from manylora.platform.errors import ServerStoppingError
 from manylora.platform.generation import Generation, all_settled, stop_running
 from manylora.platform.keys import list_keys
+from manylora.platform.life import Life
+from manylora.platform.metrics import RequestMeter
 from manylora.platform.models import UsageRecord
 from manylora.platform.routing import Route
 from support.app import TestBed
@@ -29,16 +32,21 @@ def generation(bed: TestBed) -> Generation:
     with bed.services.db.read() as session:
         key_id = list_keys(session, tenant_id)[0].id
     params = SamplingParams(max_tokens=16)
-    return Generation(
-        engine=bed.engine,
-        db=bed.services.db,
-        request=Request(
-            request_id="req_1", prompt_token_ids=(1, 2), params=params, tenant=tenant_id
-        ),
-        route=Route(base_model="tiny"),
+    request = Request(request_id="req_1", prompt_token_ids=(1, 2), params=params, tenant=tenant_id)
+    life = Life(
+        request_id="req_1",
         tenant_id=tenant_id,
+        tenant="acme",
         key_id=key_id,
         endpoint="chat",
+        route=Route(base_model="tiny"),
+        num_prompt_tokens=2,
+        received_at=0,
+        stages=[Stage(StageName.RECEIVED, 0.0, "manylora.platform.api.edge")],
+    )
+    meter = RequestMeter(bed.services.metrics, tenant="acme", max_tokens=16)
+    return Generation(
+        engine=bed.engine, db=bed.services.db, request=request, life=life, meter=meter
     )
 
 

@@ -22,6 +22,8 @@ from manylora.platform.app import create_app
 from manylora.platform.base_models import register_base_model
 from manylora.platform.db import Database
 from manylora.platform.keys import issue_key
+from manylora.platform.lives import Lives
+from manylora.platform.metrics import ServerMetrics
 from manylora.platform.registry import AdapterRegistry
 from manylora.platform.services import Services
 from manylora.platform.settings import Settings
@@ -68,7 +70,9 @@ def make_services(db: Database, data_dir: Path, engine: FakeEngine | None = None
         base = register_base_model(session, name=BASE_MODEL, digest="0" * 64)
     store = AdapterStore(settings.adapters_dir)
     registry = AdapterRegistry(db, engine, store, lenient_check, base, settings.max_upload_bytes)
-    return Services(settings, db, engine, byte_text(), base, registry)
+    lives = Lives(db=db, kept=settings.request_lives_kept)
+    metrics = ServerMetrics(BASE_MODEL)
+    return Services(settings, db, engine, byte_text(), base, registry, lives, metrics)
 
 
 class MemoryFile:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from manylora.engine import LLM, SamplingParams
 from manylora.engine.api import AdapterInfo
-from manylora.engine.scheduler import ScheduledBatch
+from manylora.engine.schedule import ScheduledBatch
 
 GREEDY = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
 
@@ -22,16 +22,15 @@ def recorded_logits(llm: LLM) -> Iterator[dict[str, dict[int, Tensor]]]:
 
     def run_all(batch: ScheduledBatch) -> Tensor:
         logits = run(batch, all_logits=True)
-        sampling, row = [], 0
+        wanted, row = [], 0
         for entry in batch.entries:
             sequence, count = entry.sequence, entry.num_tokens
             rows = logits[row : row + count]
-            positions = range(sequence.num_computed_tokens, sequence.num_computed_tokens + count)
+            positions = entry.positions
             seen.setdefault(sequence.request_id, {}).update(zip(positions, rows, strict=True))
             row += count
-            if entry.samples:
-                sampling.append(rows[-1])
-        return torch.stack(sampling) if sampling else logits[:0]
+            wanted += [rows[position - positions.start] for position in entry.logit_positions]
+        return torch.stack(wanted) if wanted else logits[:0]
 
     llm.core.runner.run = run_all  # type: ignore[method-assign, assignment]
     try:

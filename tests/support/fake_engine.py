@@ -1,6 +1,7 @@
 """An engine in memory: it says set words, and stalls, fails or dies where a test wants it to."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 
@@ -14,6 +15,7 @@ from manylora.engine.api import (
     RequestOutput,
 )
 from manylora.engine.errors import EngineError, EngineUnavailableError
+from manylora.engine.lifecycle import Stage, StageName, WaitCause
 
 INFO = EngineInfo(
     model="tiny",
@@ -29,6 +31,8 @@ INFO = EngineInfo(
     max_loras=4,
     max_lora_rank=64,
 )
+
+WAITS = dict.fromkeys((WaitCause.STEP, WaitCause.KV_BLOCKS, WaitCause.FAIRNESS), 0.001 / 3)
 
 
 @dataclass
@@ -48,6 +52,7 @@ class FakeEngine:
     aborted: list[str] = field(default_factory=list)
     unloaded: list[str] = field(default_factory=list)
     snapshot: EngineStats = field(default_factory=EngineStats)
+    added: dict[str, float] = field(default_factory=dict)  # when, by request id
 
     async def info(self) -> EngineInfo:
         self._check_alive()
@@ -56,6 +61,7 @@ class FakeEngine:
     async def generate(self, request: Request) -> AsyncIterator[RequestOutput]:
         self._check_alive()
         self.requests.append(request)
+        self.added[request.request_id] = time.monotonic()
         said = [request.adapter.digest[:8] if request.adapter else "base", *self.words]
         said = said[: request.params.max_tokens]
         ended = FinishReason.STOP if len(said) > len(self.words) else FinishReason.LENGTH
@@ -108,6 +114,27 @@ class FakeEngine:
             num_cached_tokens=len(request.prompt_token_ids) // 2,
             num_output_tokens=number,
             metrics=RequestMetrics(
-                queued_seconds=0.001, first_token_seconds=0.002, total_seconds=0.003
+                queued_seconds=0.001,
+                first_token_seconds=0.002,
+                total_seconds=0.003,
+                queued_by_cause=WAITS,
+                stages=self._stages(request) if finish else (),
             ),
+        )
+
+    def _stages(self, request: Request) -> tuple[Stage, ...]:
+        """What a real engine would tell, evenly spread over the time that the request took."""
+        told = [
+            (StageName.QUEUED, "core", 0),
+            (StageName.SCHEDULED, "scheduler", 0),
+            (StageName.PREFILL_CHUNK, "runner", len(request.prompt_token_ids)),
+            (StageName.FIRST_TOKEN, "sampler", 0),
+            (StageName.LAST_TOKEN, "sampler", 0),
+            (StageName.DETOKENISED, "outputs", 0),
+        ]
+        first = self.added[request.request_id]
+        step = (time.monotonic() - first) / len(told)
+        return tuple(
+            Stage(name, first + number * step, f"manylora.engine.{module}", tokens)
+            for number, (name, module, tokens) in enumerate(told)
         )

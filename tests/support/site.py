@@ -28,6 +28,7 @@ from support.app import adapter_files, lenient_check, make_services
 from support.fake_engine import FakeEngine
 
 EMAIL, PASSWORD = "ada@example.org", "correct horse battery"
+HI = [{"role": "user", "content": "hi"}]
 SAME_ORIGIN = {"Sec-Fetch-Site": "same-origin"}
 
 # Of the shape that the engine's check gives.
@@ -99,6 +100,15 @@ class Site:
         upload = partial(self.services.adapters.upload, promote=promote)
         assert self.client.portal is not None
         return self.client.portal.call(upload, tenant.id, name, adapter_files(weights))
+
+    def chat(self, tenant: Tenant, model: str | None = None, **body: object) -> str:
+        """Send one request as this tenant; its id."""
+        answer = self.client.post(
+            "/v1/chat/completions",
+            json={"model": model or self.services.base_model.name, "messages": HI, **body},
+            headers={"Authorization": f"Bearer {self.add_key(tenant)[1]}"},
+        )
+        return answer.headers["x-request-id"]
 
     def add_usage(self, key: ApiKey, upload: Upload | None = None, **values: object) -> None:
         """One answered request; of the base model unless an adapter's upload is given."""

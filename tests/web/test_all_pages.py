@@ -17,6 +17,7 @@ def test_every_page_has_one_title_and_headings_without_gaps(signed_in):
     tenant = signed_in.add_tenant()
     key, _ = signed_in.add_key(tenant)
     upload = signed_in.add_adapter(tenant)
+    request_id = signed_in.chat(tenant)
 
     for path in (
         "",
@@ -29,6 +30,8 @@ def test_every_page_has_one_title_and_headings_without_gaps(signed_in):
         f"/keys/{key.id}/revoke",
         "/tenants/acme/suspend",
         "/usage",
+        "/requests",
+        f"/requests/{request_id}",
         "/login",
     ):
         page = signed_in.get(f"/admin{path}").text

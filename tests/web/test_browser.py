@@ -212,6 +212,7 @@ def test_no_page_is_wider_than_the_window(page, site, width):
     key, _ = site.add_key(tenant, "k" * 200)
     upload = site.add_adapter(tenant, "p" * 64)
     site.add_usage(key, upload)
+    request_id = site.chat(tenant, model="p" * 64)
     page.set_viewport_size({"width": width, "height": 800})
     sign_in(page)
 
@@ -225,6 +226,8 @@ def test_no_page_is_wider_than_the_window(page, site, width):
         "/keys",
         f"/keys/{key.id}/revoke",
         "/usage",
+        "/requests",
+        f"/requests/{request_id}",
     ):
         page.goto(f"/admin{path}")
         assert page.evaluate("document.documentElement.scrollWidth") <= width, path

@@ -134,8 +134,8 @@ def _match_modules(
         path, part = _split_name(entry.name)
         if part is None or path not in shapes:
             expert = ".experts." in entry.name
-            reason = "adapters of experts are not supported" if expert else _NO_SUCH_LAYER
-            problems.append((entry.name, reason))
+            why = "adapters of experts are not supported" if expert else _NO_SUCH_LAYER
+            problems.append((entry.name, why))
         else:
             pairs.setdefault(path, {})[part] = entry
     modules = []

@@ -99,6 +99,7 @@ class AdapterCache:
         self._store = store
         self._folders: dict[str, Path] = {}  # of adapters outside the store
         self._loaded: OrderedDict[str, AdapterWeights] = OrderedDict()
+        self.num_loads = 0  # into memory, since the start
         self._loading: dict[str, Future[AdapterWeights]] = {}
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="adapter-loader")
 
@@ -115,6 +116,7 @@ class AdapterCache:
         return self._loaded[digest]
 
     def put(self, weights: AdapterWeights) -> None:
+        self.num_loads += 1
         self._loaded[weights.digest] = weights
 
     def drop(self, digest: str) -> None:

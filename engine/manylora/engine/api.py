@@ -29,6 +29,7 @@ class SamplingParams:
         InvalidRequestError: a value is out of its range; `param` names it.
     """
 
+    n: int = 1  # completions of one prompt, each with a seed of its own; see `completions.py`
     max_tokens: int = 16
     temperature: float = 1.0
     top_p: float = 1.0
@@ -38,19 +39,23 @@ class SamplingParams:
     presence_penalty: float = 0.0  # over output, as the next
     frequency_penalty: float = 0.0
     logit_bias: Mapping[int, float] = field(default_factory=dict)  # by token id
-    min_tokens: int = 0  # before any token may end it
+    min_tokens: int = 0  # before any token or stop string may end it
     seed: int | None = None
     stop: Sequence[str] = ()
     stop_token_ids: Sequence[int] = ()
+    include_stop_str_in_output: bool = False  # what ended it, token or string, belongs to the text
+    skip_special_tokens: bool = True  # they have no text
     ignore_eos: bool = False
     logprobs: int | None = None  # how many alternatives to report for each token
+    prompt_logprobs: int | None = None  # the same for each prompt token but the first
 
     def __post_init__(self) -> None:
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
         object.__setattr__(self, "stop", stop)
         object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
-        for name in ("max_tokens", "min_tokens", "top_k", "seed", "logprobs"):
+        for name in _WHOLE_NUMBERS:
             _whole(name, getattr(self, name))
+        _in_range("n", self.n, 1, 128)
         _in_range("max_tokens", self.max_tokens, 1, None)
         _in_range("temperature", self.temperature, 0, 2)
         _in_range("top_p", self.top_p, 0, 1)
@@ -65,6 +70,7 @@ class SamplingParams:
             _in_range("logit_bias", bias, -100, 100)
         _in_range("seed", self.seed, -MAX_INT, None)
         _in_range("logprobs", self.logprobs, 0, 20)
+        _in_range("prompt_logprobs", self.prompt_logprobs, 0, 20)
         for token_id in self.stop_token_ids:
             _in_range("stop_token_ids", token_id, 0, None)
         if self.top_p == 0:
@@ -75,6 +81,9 @@ class SamplingParams:
             "".join(stop).encode()
         except UnicodeEncodeError as error:  # half a surrogate pair
             raise InvalidRequestError("a stop string is not valid Unicode", param="stop") from error
+
+
+_WHOLE_NUMBERS = ("n", "max_tokens", "min_tokens", "top_k", "seed", "logprobs", "prompt_logprobs")
 
 
 def _whole(name: str, value: object) -> None:
@@ -113,6 +122,8 @@ class Request:
     def __post_init__(self) -> None:
         if not 0 < self.weight < math.inf:
             raise InvalidRequestError("weight must be a positive number", param="weight")
+        if self.params.n != 1:
+            raise InvalidRequestError("a request is one completion: its n must be 1", param="n")
         if not self.prompt_token_ids:
             raise InvalidRequestError("the prompt has no tokens", param="prompt")
         if min(self.prompt_token_ids) < 0 or max(self.prompt_token_ids) > MAX_INT:
@@ -150,13 +161,15 @@ class RequestOutput:
 
     `text` may lag behind `token_ids` while it could still be half a character or the start of a
     stop string. The counts are totals so far; `num_output_tokens` includes the tokens that
-    completed a stop string.
+    completed a stop string. `prompt_logprobs`, where asked for, come with the first token: one for
+    each prompt token, None for the first, which nothing came before.
     """
 
     request_id: str
     text: str = ""
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprob, ...] = ()
+    prompt_logprobs: tuple[TokenLogprob | None, ...] = ()
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None  # the stop string or stop token id that ended it
     error: str | None = None
@@ -172,6 +185,7 @@ class RequestOutput:
             text=self.text + later.text,
             token_ids=self.token_ids + later.token_ids,
             logprobs=self.logprobs + later.logprobs,
+            prompt_logprobs=self.prompt_logprobs + later.prompt_logprobs,
             finish_reason=later.finish_reason,
             stop_reason=later.stop_reason,
             error=later.error,
@@ -210,6 +224,7 @@ class EngineInfo:
     max_num_batched_tokens: int
     max_loras: int
     max_lora_rank: int
+    scheduling_policy: str = "fair"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -236,6 +251,10 @@ class Remedies:
     kv_bytes_factor: float  # of today's bytes for a token's KV, what may be used
 
 
+STEP_TOKEN_BOUNDS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+NUM_STEP_SIZES = len(STEP_TOKEN_BOUNDS) + 1  # bigger ones, too
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStats:
     """A snapshot between two steps."""
@@ -247,6 +266,7 @@ class EngineStats:
     kv_blocks_total: int = 0
     num_steps: int = 0
     step_tokens: int = 0  # computed in all steps, recomputed ones too
+    steps_by_tokens: tuple[int, ...] = (0,) * NUM_STEP_SIZES  # by the first bound that holds them
     num_preemptions: int = 0
     recomputed_tokens: int = 0  # computed once more after preemptions
     prompt_tokens: int = 0

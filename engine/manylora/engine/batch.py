@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from manylora.engine.scheduler import ScheduledBatch, ScheduledSequence
+from manylora.engine.schedule import ScheduledBatch, ScheduledSequence
 from manylora.kernels.surface import AttentionPlan, Backend, LoraPlan, PackedAdapter, RowSpan
 
 
@@ -20,7 +20,7 @@ class ModelInput:
     token_ids: Tensor  # [T] int64
     positions: Tensor  # [T] int64
     slot_mapping: Tensor  # [true rows] int64: block * block size + offset in it
-    logit_rows: Tensor  # [n] int64: the rows whose logits are wanted
+    logit_rows: Tensor  # [n] int64: the rows whose logits are wanted, in order
     lora: LoraPlan
     attention: AttentionPlan
 
@@ -38,14 +38,15 @@ def build_model_input(
 
     Args:
         adapters: what lies in each slot.
-        all_logits: want the logits of every true row, not only of those that sample.
+        all_logits: want the logits of every true row, not only of each entry's
+            `logit_positions`.
     """
     rows = [(entry.sequence, p) for entry in batch.entries for p in entry.positions]
     spans = _spans(batch)
-    last_rows = [
-        span.first_row + span.num_rows - 1
+    logit_rows = [
+        span.first_row + position - span.first_position
         for span, entry in zip(spans, batch.entries, strict=True)
-        if entry.samples
+        for position in entry.logit_positions
     ]
     padding = [0] * (-len(rows) % backend.row_multiple)
 
@@ -58,7 +59,7 @@ def build_model_input(
         slot_mapping=tensor(
             [s.block_table[p // block_size] * block_size + p % block_size for s, p in rows]
         ),
-        logit_rows=tensor(list(range(len(rows))) if all_logits else last_rows),
+        logit_rows=tensor(list(range(len(rows))) if all_logits else logit_rows),
         lora=backend.plan_lora(
             [
                 (span.first_row, span.num_rows, _adapter_of(entry, adapters))

@@ -1,37 +1,11 @@
-"""Paged KV blocks: reference counts and the prefix cache. Numbers only; the KV lies in the runner.
+"""Paged KV blocks: reference counts and what is cached. Numbers only; the KV lies in the runner.
 
-A full block is known by a hash chain over its tokens whose root says whose it is: tenant, base,
-adapter and KV dtype, by content. A block that nobody holds stays cached until it is needed: the
-least recently freed goes first, and a sequence's tail before its head.
+A full block is known by a hash (`prefix_cache.py`). A block that nobody holds stays cached until it
+is needed: the least recently freed goes first, and a sequence's tail before its head.
 """
 
-import hashlib
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
-
-HASH_FORMAT = b"manylora-kv-1"
-
-
-def chain_root(
-    *, tenant: str, base_digest: str, adapter_digest: str | None, kv_dtype: str
-) -> bytes:
-    """SHA-256 over a length-prefixed, tagged tuple: unequal tuples have unequal bytes."""
-    adapter = ("adapter", adapter_digest) if adapter_digest is not None else ("base", "")
-    parts = ("tenant", tenant, "model", base_digest, *adapter, "kv", kv_dtype)
-    return _digest(HASH_FORMAT, (part.encode() for part in parts))
-
-
-def chain_next(parent: bytes, token_ids: Sequence[int]) -> bytes:
-    """The hash of a full block after the block (or root) with hash `parent`."""
-    return _digest(parent, (token.to_bytes(8, "little") for token in token_ids))
-
-
-def _digest(head: bytes, parts: Iterable[bytes]) -> bytes:
-    state = hashlib.sha256(head)
-    for part in parts:
-        state.update(len(part).to_bytes(8, "little"))
-        state.update(part)
-    return state.digest()
+from collections.abc import Sequence
 
 
 class BlockPool:
@@ -43,8 +17,10 @@ class BlockPool:
         self.prefix_caching = prefix_caching
         self._references = [0] * num_blocks
         self._hashes: list[bytes | None] = [None] * num_blocks
+        self._owners: list[str] = [""] * num_blocks  # the tenant that computed a cached block
         self._cached: dict[bytes, int] = {}
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
+        self.num_evicted = 0  # cached blocks given to somebody else
 
     @property
     def num_free(self) -> int:
@@ -82,7 +58,9 @@ class BlockPool:
         blocks = []
         for _ in range(count):
             block, _ = self._free.popitem(last=False)
-            self.forget(block)
+            if self._hashes[block] is not None:
+                self.forget(block)
+                self.num_evicted += 1
             self._references[block] = 1
             blocks.append(block)
         return blocks
@@ -97,11 +75,16 @@ class BlockPool:
                 if self._hashes[block] is None:
                     self._free.move_to_end(block, last=False)
 
-    def remember(self, block: int, block_hash: bytes) -> None:
+    def remember(self, block: int, block_hash: bytes, owner: str) -> None:
         """Let a computed full block be found. The first block of a hash keeps it."""
         if self.prefix_caching and self._hashes[block] is None and block_hash not in self._cached:
             self._hashes[block] = block_hash
+            self._owners[block] = owner
             self._cached[block_hash] = block
+
+    def count_owned(self, blocks: Sequence[int], owner: str) -> int:
+        """How many of these cached blocks this tenant computed itself."""
+        return sum(self._owners[block] == owner for block in blocks)
 
     def forget(self, block: int) -> None:
         """Let a block be found no more; who holds it keeps it."""

@@ -1,5 +1,6 @@
 """From options to a loaded engine."""
 
+import secrets
 from pathlib import Path
 
 import torch
@@ -9,11 +10,12 @@ from manylora.engine.api import EngineInfo
 from manylora.engine.blocks import BlockPool
 from manylora.engine.config import EngineConfig
 from manylora.engine.core import EngineCore
+from manylora.engine.counters import report_start
 from manylora.engine.errors import InvalidRequestError
 from manylora.engine.models.config import DecoderConfig
 from manylora.engine.models.source import ModelSource, resolve_model
 from manylora.engine.models.weights import Weights
-from manylora.engine.policy import FairByTenant, FirstCome
+from manylora.engine.policy import POLICIES
 from manylora.engine.runner import ModelRunner, kv_shape
 from manylora.engine.scheduler import Scheduler
 from manylora.engine.slots import AdapterSlots
@@ -43,8 +45,10 @@ def build_engine(config: EngineConfig) -> EngineCore:
         max_adapters=config.max_cpu_loras,
         store=None if config.adapter_store is None else Path(config.adapter_store),
     )
+    info = _describe(config, source, runner, dtype, max_model_len)
+    report_start(info)
     return EngineCore(
-        info=_describe(config, source, runner, dtype, max_model_len),
+        info=info,
         text=TextProcessor.from_folder(source.folder),
         runner=runner,
         adapters=adapters,
@@ -120,12 +124,14 @@ def _build_scheduler(
     return Scheduler(
         blocks,
         AdapterSlots(config.max_loras),
-        policy=FairByTenant() if config.scheduling_policy == "fair" else FirstCome(),
+        policy=POLICIES[config.scheduling_policy](),
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
         long_prefill_token_threshold=config.long_prefill_token_threshold,
         base_digest=source.digest,
         kv_dtype=dtype,
+        cache_secret=secrets.token_bytes(32),  # of this process: its KV does not outlive it either
+        share_base_prefixes=config.share_base_prefixes,
         adapter_ready=adapters.is_loaded,
     )
 
@@ -146,4 +152,5 @@ def _describe(
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_loras=config.max_loras,
         max_lora_rank=config.max_lora_rank,
+        scheduling_policy=config.scheduling_policy,
     )

@@ -8,7 +8,7 @@ from typing import Any
 
 from manylora.engine.errors import InvalidRequestError
 
-POLICIES = ("fair", "fcfs")
+POLICIES = ("fair", "fcfs", "priority")
 DTYPES = ("auto", "bfloat16", "float16", "float32", "float64")
 
 
@@ -37,9 +37,14 @@ class EngineConfig:
     long_prefill_token_threshold: int = _option(
         0, "most prompt tokens of one sequence in a step while others are there; 0: no limit"
     )
-    scheduling_policy: str = _option("fair", "who goes first: fair (between tenants) or fcfs")
+    scheduling_policy: str = _option(
+        "fair", "who goes first: fair (between tenants), fcfs or priority"
+    )
     max_num_waiting: int = _option(1024, "most requests in the queue; beyond it they are refused")
     enable_prefix_caching: bool = _option(True, "reuse the KV blocks of a tenant's common prefixes")
+    share_base_prefixes: bool = _option(
+        False, "let all tenants share the base model's cached prefixes; times then tell of others"
+    )
     max_loras: int = _option(8, "adapter slots on the device")
     max_cpu_loras: int = _option(64, "adapters kept in host memory")
     max_lora_rank: int = _option(64, "highest adapter rank accepted")

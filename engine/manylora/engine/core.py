@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import structlog
+import torch
 from torch import Tensor
 
 from manylora.engine.adapters import AdapterCache
@@ -19,17 +20,21 @@ from manylora.engine.api import (
     Request,
     RequestMetrics,
     RequestOutput,
-    SlotStats,
 )
-from manylora.engine.errors import EngineOverloadedError, InvalidRequestError
-from manylora.engine.outputs import accept_token, final_output
+from manylora.engine.counters import Counters, Reporter
+from manylora.engine.errors import EngineOverloadedError
+from manylora.engine.lifecycle import StageName, WaitCause
+from manylora.engine.outputs import accept_token, final_output, take_logits
+from manylora.engine.preemptions import PreemptionLog
 from manylora.engine.runner import ModelRunner
-from manylora.engine.sampler import draw_seed, sample
-from manylora.engine.scheduler import ScheduledBatch, Scheduler
+from manylora.engine.sampler import draw_seed
+from manylora.engine.schedule import ScheduledBatch
+from manylora.engine.scheduler import Scheduler
 from manylora.engine.sequence import Sequence
+from manylora.engine.stats import snapshot
 from manylora.engine.text.processor import TextProcessor
-from manylora.engine.text.stops import StopMatcher
 from manylora.engine.trace import StepTrace
+from manylora.engine.validation import check_request
 
 logger = structlog.get_logger(__name__)
 
@@ -57,21 +62,21 @@ class EngineCore:
         self.adapters = adapters
         self.scheduler = scheduler
         self.trace = StepTrace()
+        self.counters = Counters()
+        self.preemptions = PreemptionLog(info)
         self._max_num_waiting = max_num_waiting
         self._seed = seed
         self._clock = clock
         self._started = clock()
+        self._reporter = Reporter(self._started)
         self._step_began: float | None = None
-        self._sequences: dict[str, Sequence] = {}
-        self._num_preemptions = 0
-        self._prompt_tokens = 0
-        self._output_tokens = 0
+        self.sequences: dict[str, Sequence] = {}  # waiting and running
         self._num_drawn_seeds = 0
         self._dropping: set[str] = set()  # adapters that leave with their last sequence
 
     @property
     def has_work(self) -> bool:
-        return bool(self._sequences) or self.adapters.has_loads
+        return bool(self.sequences) or self.adapters.has_loads
 
     @property
     def step_age_seconds(self) -> float:
@@ -79,35 +84,40 @@ class EngineCore:
         began = self._step_began
         return 0.0 if began is None else self._clock() - began
 
-    def add(self, request: Request) -> None:
+    def add(self, request: Request, *, arrived: float | None = None) -> None:
         """Queue a request.
+
+        Args:
+            arrived: when it came, if that was during a step; by default now.
 
         Raises:
             InvalidRequestError: it can never be served.
             EngineOverloadedError: the queue is full.
             AdapterNotFoundError: its adapter is not in the store.
         """
-        self._check(request)
+        check_request(request, self.info, self.text.vocab_size, running=self.sequences)
+        if len(self.scheduler.waiting) >= self._max_num_waiting:
+            raise EngineOverloadedError(RETRY_AFTER_SECONDS)
         if request.adapter is not None:
             self.adapters.check_known(request.adapter.digest)
             self._dropping.discard(request.adapter.digest)
-        stop = request.params.stop
-        sequence = Sequence(
-            request=request,
-            token_ids=list(request.prompt_token_ids),
-            arrival_time=self._clock(),
-            detokenizer=(
-                self.text.detokenizer(request.prompt_token_ids) if self.text.has_tokenizer else None
-            ),
-            stops=StopMatcher(stop) if stop else None,
-            seed=self._seed_of(request),
-        )
-        self._sequences[request.request_id] = sequence
+        seed = self.next_seed() if request.params.seed is None else request.params.seed
+        step = self.trace.num_steps
+        sequence = Sequence.begin(request, self.text, seed=seed, arrival_step=step)
+        arrived = self._clock() if arrived is None else arrived
+        sequence.life.stamp(StageName.QUEUED, arrived)
+        sequence.life.wait(WaitCause.STEP, arrived)
+        self.sequences[request.request_id] = sequence
         self.scheduler.add(sequence)
+
+    def next_seed(self) -> int:
+        """The seed of the next request that brings none: all follow from the engine's seed."""
+        self._num_drawn_seeds += 1
+        return draw_seed(self._seed, self._num_drawn_seeds)
 
     def abort(self, request_id: str) -> None:
         """Forget a request and free what it holds; unknown ids are no error."""
-        sequence = self._sequences.get(request_id)
+        sequence = self.sequences.get(request_id)
         if sequence is not None:
             self._end(sequence, FinishReason.ABORT)
 
@@ -116,7 +126,7 @@ class EngineCore:
         self._step_began = self._clock()
         outputs = self._finish_loads()
         batch = self.scheduler.schedule()
-        self._count(batch)
+        self._explain(batch)
         for slot, digest in batch.fills:
             self.runner.fill_slot(slot, self.adapters.get(digest))
         if batch.entries:
@@ -124,6 +134,9 @@ class EngineCore:
             outputs += self._sample(batch, self.runner.run(batch))
         self.adapters.make_ready(self.scheduler.adapters_by_need())
         self._drop_unneeded()
+        now = self._clock()
+        if self._reporter.is_due(now):
+            self._reporter.report(self.stats(), now)
         self._step_began = None
         return outputs
 
@@ -132,67 +145,20 @@ class EngineCore:
         self._dropping.add(digest)
         self._drop_unneeded()
 
+    @property
+    def uptime_seconds(self) -> float:
+        return self._clock() - self._started
+
     def stats(self) -> EngineStats:
-        blocks, slots = self.scheduler.blocks, self.scheduler.slots
-        return EngineStats(
-            num_running=len(self.scheduler.running),
-            num_waiting=len(self.scheduler.waiting),
-            kv_blocks_used=blocks.num_used,
-            kv_blocks_total=blocks.num_blocks,
-            num_steps=self.trace.num_steps,
-            num_preemptions=self._num_preemptions,
-            prompt_tokens=self._prompt_tokens,
-            output_tokens=self._output_tokens,
-            uptime_seconds=self._clock() - self._started,
-            slots=tuple(
-                SlotStats(
-                    slot=index,
-                    digest=slots.digest(index),
-                    holds=slots.holds(index),
-                    size_bytes=self.runner.slot_bytes(index),
-                )
-                for index in range(len(slots))
-            ),
-            host_digests=self.adapters.digests,
-        )
+        return snapshot(self)
 
     def close(self) -> None:
         self.adapters.close()
 
-    def _check(self, request: Request) -> None:
-        """Refuse what can never be served, with the numbers that say why."""
-        if request.request_id in self._sequences:
-            raise InvalidRequestError("a request of this id is running", param="request_id")
-        length, limit = len(request.prompt_token_ids), self.info.max_model_len
-        if length >= limit:
-            raise InvalidRequestError(
-                f"the prompt has {length} tokens; the model's context is {limit} tokens and must "
-                "hold at least one more",
-                param="prompt",
-                code="context_length_exceeded",
-            )
-        vocab_size = self.text.vocab_size
-        if not all(0 <= token < vocab_size for token in request.prompt_token_ids):
-            raise InvalidRequestError(
-                f"a prompt token id is not between 0 and {vocab_size - 1}", param="prompt"
-            )
-        for name in ("logit_bias", "stop_token_ids"):
-            if any(token >= vocab_size for token in getattr(request.params, name)):
-                raise InvalidRequestError(
-                    f"a token id of {name} is not between 0 and {vocab_size - 1}", param=name
-                )
-        if len(self.scheduler.waiting) >= self._max_num_waiting:
-            raise EngineOverloadedError(RETRY_AFTER_SECONDS)
-
-    def _seed_of(self, request: Request) -> int:
-        """The request's seed; one that brings none gets the next that the engine's seed gives."""
-        if request.params.seed is not None:
-            return request.params.seed
-        self._num_drawn_seeds += 1
-        return draw_seed(self._seed, self._num_drawn_seeds)
-
     def _drop_unneeded(self) -> None:
-        needed = {sequence.digest for sequence in self._sequences.values()}
+        if not self._dropping:
+            return
+        needed = {sequence.digest for sequence in self.sequences.values()}
         for digest in self._dropping - needed:
             if self.adapters.is_loading(digest):
                 continue
@@ -207,52 +173,59 @@ class EngineCore:
         outputs = []
         for digest, error in self.adapters.finish_loads().items():
             logger.warning("adapter_load_failed", digest=digest, reasons=error.reasons)
-            hit = [s for s in self._sequences.values() if s.digest == digest]
+            hit = [s for s in self.sequences.values() if s.digest == digest]
             outputs += [self._end(s, FinishReason.ERROR, error=str(error)) for s in hit]
         return outputs
 
-    def _count(self, batch: ScheduledBatch) -> None:
+    def _explain(self, batch: ScheduledBatch) -> None:
+        """Note what the scheduler decided: in each life it changed, in the totals, in the log."""
         now = self._clock()
-        for sequence in batch.preempted:
-            self._num_preemptions += 1
-            logger.info(
-                "sequence_preempted",
-                request_id=sequence.request_id,
-                tenant=sequence.request.tenant,
-                times=sequence.num_preemptions,
-            )
-        for entry in batch.entries:
-            sequence = entry.sequence
-            if sequence.first_scheduled_time is None:
-                sequence.first_scheduled_time = now
-                self._prompt_tokens += sequence.num_prompt_tokens
+        self.counters.scheduled(batch)
+        for preemption in batch.preempted:
+            preemption.sequence.life.stamp(StageName.PREEMPTED, now)
+        self.preemptions.tell(batch.preempted, self.scheduler, now)
+        for sequence in self.scheduler.waiting:
+            if sequence.life.cause is not sequence.wait_cause:
+                _note_wait(sequence, sequence.wait_cause, now)
+        for sequence in batch.started:
+            _note_wait(sequence, None, now)
+            first = sequence.num_preemptions == 0
+            sequence.life.stamp(StageName.SCHEDULED if first else StageName.RESUMED, now)
 
     def _sample(self, batch: ScheduledBatch, logits: Tensor) -> list[RequestOutput]:
         """Count the step's tokens as computed and give each sampling sequence its token."""
-        sampling = [entry.sequence for entry in batch.entries if entry.samples]
+        now = self._clock()
+        for entry in batch.entries:
+            if entry.num_tokens > 1 or entry.positions.start < entry.sequence.num_prompt_tokens:
+                entry.sequence.life.stamp(StageName.PREFILL_CHUNK, now, entry.num_tokens)
+        rows = torch.split(logits, [len(entry.logit_positions) for entry in batch.entries])
+        sampling = [entry.samples for entry in batch.entries]
         self.scheduler.advance(batch)
-        return [self._accept(sequence, row) for sequence, row in zip(sampling, logits, strict=True)]
+        outputs = [
+            self._accept(entry.sequence, its_rows, samples=samples)
+            for entry, its_rows, samples in zip(batch.entries, rows, sampling, strict=True)
+        ]
+        return [output for output in outputs if output is not None]
 
-    def _accept(self, sequence: Sequence, logits: Tensor) -> RequestOutput:
-        sampled = sample(
-            logits,
-            sequence.request.params,
-            seed=sequence.seed,
-            prompt=sequence.request.prompt_token_ids,
-            output=sequence.token_ids[sequence.num_prompt_tokens :],
-            eos_token_ids=self.text.eos_token_ids,
-        )
+    def _accept(self, sequence: Sequence, rows: Tensor, *, samples: bool) -> RequestOutput | None:
+        eos_token_ids = self.text.eos_token_ids
+        sampled = take_logits(sequence, rows, samples=samples, eos_token_ids=eos_token_ids)
+        if sampled is None:
+            return None
         if sampled.token_id is None:
             logger.warning("logits_not_finite", request_id=sequence.request_id)
-            self.scheduler.forget_prefix(sequence)
+            self.scheduler.prefixes.forget(sequence)
             return self._end(
                 sequence, FinishReason.ERROR, error="the model gave numbers that are not finite"
             )
-        if sequence.first_token_time is None:
-            sequence.first_token_time = self._clock()
-        self._output_tokens += 1
-        output = accept_token(sequence, sampled, self.text.eos_token_ids, self.info.max_model_len)
+        now = self._clock()
+        if sequence.num_output_tokens == 0:
+            sequence.life.stamp(StageName.FIRST_TOKEN, now)
+        self.counters.output_tokens += 1
+        output = accept_token(sequence, sampled, eos_token_ids, self.info.max_model_len)
         if output.finish_reason is not None:
+            sequence.life.stamp(StageName.LAST_TOKEN, now)
+            sequence.life.stamp(StageName.DETOKENISED, self._clock())
             self._forget(sequence)
         return replace(output, metrics=self._metrics(sequence))
 
@@ -264,17 +237,34 @@ class EngineCore:
         return final_output(sequence, self._metrics(sequence))
 
     def _forget(self, sequence: Sequence) -> None:
+        sequence.life.wait(None, self._clock())
+        self.counters.ended(sequence)
+        self.preemptions.ended(sequence)
         self.scheduler.remove(sequence)
-        del self._sequences[sequence.request_id]
+        del self.sequences[sequence.request_id]
 
     def _metrics(self, sequence: Sequence) -> RequestMetrics:
         """Seconds since arrival; a stage that was not reached lasts until now."""
-        arrival, now = sequence.arrival_time, self._clock()
-        scheduled = sequence.first_scheduled_time
-        first_token = sequence.first_token_time
+        life, now = sequence.life, self._clock()
+        arrival = life.stages[0].at
+        first_token = life.time_of(StageName.FIRST_TOKEN)
         return RequestMetrics(
-            queued_seconds=(now if scheduled is None else scheduled) - arrival,
+            queued_seconds=sum(life.waited.values()),
             first_token_seconds=(now if first_token is None else first_token) - arrival,
             total_seconds=now - arrival,
             num_preemptions=sequence.num_preemptions,
+            queued_by_cause=dict(life.waited),
+            stages=tuple(life.stages) if sequence.finish_reason is not None else (),
         )
+
+
+def _note_wait(sequence: Sequence, cause: WaitCause | None, now: float) -> None:
+    """From now on a sequence waits for `cause`, or runs; its adapter may just have come."""
+    life = sequence.life
+    if (
+        sequence.digest is not None
+        and life.cause in (WaitCause.STEP, WaitCause.ADAPTER_LOAD)
+        and cause is not WaitCause.ADAPTER_LOAD
+    ):
+        life.stamp(StageName.ADAPTER_READY, now)
+    life.wait(cause, now)

@@ -3,7 +3,7 @@
 Standard library only.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 
@@ -46,3 +46,40 @@ class Stage:
     at: float  # seconds, of this machine's monotonic clock: the same in all its processes
     component: str  # a module's dotted name
     tokens: int = 0
+
+
+_COMPONENTS = {
+    StageName.QUEUED: "manylora.engine.core",
+    StageName.ADAPTER_READY: "manylora.engine.adapters",
+    StageName.SCHEDULED: "manylora.engine.scheduler",
+    StageName.PREFILL_CHUNK: "manylora.engine.runner",
+    StageName.FIRST_TOKEN: "manylora.engine.sampler",
+    StageName.PREEMPTED: "manylora.engine.scheduler",
+    StageName.RESUMED: "manylora.engine.scheduler",
+    StageName.LAST_TOKEN: "manylora.engine.sampler",
+    StageName.DETOKENISED: "manylora.engine.outputs",
+}
+"""Who does what in the engine process."""
+
+
+@dataclass(eq=False, slots=True)
+class Life:
+    """The stages of one request in the engine so far, and its waits by cause. Times in seconds."""
+
+    stages: list[Stage] = field(default_factory=list)
+    waited: dict[WaitCause, float] = field(default_factory=dict)
+    cause: WaitCause | None = None  # of the wait that goes on now
+    _since: float = 0.0
+
+    def stamp(self, name: StageName, now: float, tokens: int = 0) -> None:
+        self.stages.append(Stage(name, now, _COMPONENTS[name], tokens))
+
+    def time_of(self, name: StageName) -> float | None:
+        """When a stage was first reached."""
+        return next((stage.at for stage in self.stages if stage.name is name), None)
+
+    def wait(self, cause: WaitCause | None, now: float) -> None:
+        """From now on it waits for `cause`, or runs; the time until now goes to the one before."""
+        if self.cause is not None:
+            self.waited[self.cause] = self.waited.get(self.cause, 0.0) + now - self._since
+        self.cause, self._since = cause, now

@@ -1,6 +1,7 @@
 """An engine in this process, for asyncio callers: `EngineClient` over the engine thread."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import TypeVar
 
@@ -37,7 +38,8 @@ class LocalEngine:
         check_new(request.request_id, self._streams)
         stream = self._streams[request.request_id] = OutputStream()
         try:
-            await self._call(lambda core: core.add(request))
+            arrived = time.monotonic()
+            await self._call(lambda core: core.add(request, arrived=arrived))
             async for output in stream:
                 yield raise_if_failed(output)
         finally:

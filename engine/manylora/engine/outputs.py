@@ -1,8 +1,49 @@
-"""From a sampled token to what the client gets: text, stop conditions, finish reason, counts."""
+"""From logits to what the client gets: tokens, text, stop conditions, finish reason, counts."""
 
-from manylora.engine.api import FinishReason, RequestMetrics, RequestOutput
-from manylora.engine.sampler import SampledToken
+import torch
+from torch import Tensor
+
+from manylora.engine.api import FinishReason, RequestMetrics, RequestOutput, TokenLogprob
+from manylora.engine.sampler import SampledToken, sample, token_logprob
 from manylora.engine.sequence import Sequence
+
+
+def take_logits(
+    sequence: Sequence, rows: Tensor, *, samples: bool, eos_token_ids: frozenset[int]
+) -> SampledToken | None:
+    """Use a sequence's logits [n, V]: the last row may draw, those before tell of the prompt.
+
+    Returns:
+        None when it does not draw, a `SampledToken` of no token when they are not finite.
+    """
+    if not _add_prompt_logprobs(sequence, rows[:-1] if samples else rows):
+        return SampledToken(None)
+    if not samples:
+        return None
+    return sample(
+        rows[-1],
+        sequence.request.params,
+        seed=sequence.seed,
+        prompt=sequence.request.prompt_token_ids,
+        output=sequence.token_ids[sequence.num_prompt_tokens :],
+        eos_token_ids=eos_token_ids,
+    )
+
+
+def _add_prompt_logprobs(sequence: Sequence, rows: Tensor) -> bool:
+    """Note the log-probabilities of the next prompt tokens, a row at a time; unless not finite."""
+    if len(rows) == 0:
+        return True
+    if not bool(torch.isfinite(rows).all()):
+        return False
+    num_top = sequence.request.params.prompt_logprobs
+    assert num_top is not None
+    first = len(sequence.prompt_logprobs) + 1
+    tokens = sequence.token_ids[first : first + len(rows)]
+    sequence.prompt_logprobs += [
+        token_logprob(row, token, num_top) for row, token in zip(rows, tokens, strict=True)
+    ]
+    return True
 
 
 def accept_token(
@@ -25,6 +66,7 @@ def accept_token(
         text=text,
         token_ids=(sampled.token_id,),
         logprobs=() if sampled.logprob is None else (sampled.logprob,),
+        prompt_logprobs=_prompt_logprobs(sequence) if sequence.num_output_tokens == 1 else (),
         finish_reason=sequence.finish_reason,
         stop_reason=sequence.stop_reason,
         num_prompt_tokens=sequence.num_prompt_tokens,
@@ -33,15 +75,24 @@ def accept_token(
     )
 
 
+def _prompt_logprobs(sequence: Sequence) -> tuple[TokenLogprob | None, ...]:
+    if sequence.request.params.prompt_logprobs is None:
+        return ()
+    return (None, *sequence.prompt_logprobs)
+
+
 def _stop_or_text(sequence: Sequence, token: int, eos_token_ids: frozenset[int]) -> str:
-    """Finish the sequence at a token that ends it, which has no text; else the token's text."""
+    """The token's text that is certain; finishes the sequence when the token ends it.
+
+    A token that ends it has no text unless `include_stop_str_in_output`, as in vLLM.
+    """
     params = sequence.request.params
     if token in params.stop_token_ids:
         sequence.stop_reason = token
         sequence.finish(FinishReason.STOP)
-        return ""
-    if token in eos_token_ids and not params.ignore_eos:
+    elif token in eos_token_ids and not params.ignore_eos:
         sequence.finish(FinishReason.STOP)
+    if sequence.finish_reason is not None and not params.include_stop_str_in_output:
         return ""
     return _add_text(sequence, token)
 
@@ -79,7 +130,8 @@ def _flush_text(sequence: Sequence) -> str:
 def _match_stops(sequence: Sequence, text: str) -> str:
     if sequence.stops is None:
         return text
-    text, stop = sequence.stops.push(text)
+    may_stop = sequence.num_output_tokens > sequence.request.params.min_tokens
+    text, stop = sequence.stops.push(text, may_stop=may_stop)
     if stop is not None:
         sequence.stop_reason = stop
         sequence.finish(FinishReason.STOP)

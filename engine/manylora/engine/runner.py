@@ -9,7 +9,7 @@ from manylora.engine.models.config import DecoderConfig
 from manylora.engine.models.decoder import Decoder
 from manylora.engine.models.fused import fuse_adapter
 from manylora.engine.models.weights import Weights
-from manylora.engine.scheduler import ScheduledBatch
+from manylora.engine.schedule import ScheduledBatch
 from manylora.kernels import load_backend
 from manylora.kernels.surface import KVShape, PackedAdapter
 
@@ -57,8 +57,8 @@ class ModelRunner:
         """Compute a step.
 
         Returns:
-            Logits [n, V] on the host, a row for each entry that samples (or each row), in the
-            order of the batch.
+            Logits [n, V] on the host, a row for each of the entries' `logit_positions` (or each
+            position), in the order of the batch.
         """
         for entry in batch.entries:
             sequence = entry.sequence

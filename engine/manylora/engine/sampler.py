@@ -48,7 +48,7 @@ def sample(
         token = _draw(adjusted, params, _uniform(seed, len(prompt) + len(output)))
     if params.logprobs is None:
         return SampledToken(token)
-    return SampledToken(token, _logprob(logits, token, params.logprobs))
+    return SampledToken(token, token_logprob(logits, token, params.logprobs))
 
 
 def _uniform(seed: int, position: int) -> float:
@@ -59,7 +59,7 @@ def _uniform(seed: int, position: int) -> float:
 
 def draw_seed(seed: int, count: int) -> int:
     """The seed of the `count`-th request that brings none, by the engine's seed."""
-    return int(np.random.Philox(key=seed % (1 << 64), counter=count).random_raw())
+    return int(np.random.Philox(key=seed % (1 << 64), counter=count).random_raw()) >> 1
 
 
 def _draw(logits: Tensor, params: SamplingParams, uniform: float) -> int:
@@ -106,7 +106,8 @@ def _top(weights: Tensor, size: int) -> tuple[Tensor, Tensor]:
     return values, indices[order]
 
 
-def _logprob(logits: Tensor, token: int, num_top: int) -> TokenLogprob:
+def token_logprob(logits: Tensor, token: int, num_top: int) -> TokenLogprob:
+    """How likely a token is by its finite logits [V], and the `num_top` likeliest beside it."""
     logprobs = torch.log_softmax(logits.double(), dim=-1)
     num_top = min(num_top, len(logprobs))
     values, indices = _top(logprobs, num_top) if num_top else (logprobs[:0], logprobs[:0])

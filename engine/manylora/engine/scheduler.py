@@ -1,53 +1,23 @@
 """Chooses the tokens of the next step. Pure: no torch, no clock.
 
-Running decodes come first, with a token each, then running prefills, then waiting sequences are
-admitted, in the order of the policy, while the token budget lasts. When KV blocks run out, the
-sequence admitted last gives its blocks back and is recomputed later.
+Running decodes come first, with a token each; then prefills, running ones and those to be admitted,
+in the order of the policy, while the token budget lasts. When KV blocks run out, the policy names
+the sequence that gives its blocks back and is recomputed later.
 """
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 
-from manylora.engine.blocks import BlockPool, chain_next, chain_root
-from manylora.engine.policy import FirstCome, Policy
+from manylora.engine.blocks import BlockPool
+from manylora.engine.demand import Demand
+from manylora.engine.lifecycle import WaitCause
+from manylora.engine.policy import FirstCome, Policy, name_fairness
+from manylora.engine.prefix_cache import PrefixCache
+from manylora.engine.schedule import Preemption, ScheduledBatch, Step
 from manylora.engine.sequence import Sequence, SequenceStatus
 from manylora.engine.slots import AdapterSlots
 
 MAX_PASSES = 64  # steps that a sequence may find every slot held by other adapters
-
-
-@dataclass(frozen=True, slots=True)
-class ScheduledSequence:
-    """Compute the next `num_tokens` of this sequence's known tokens."""
-
-    sequence: Sequence
-    num_tokens: int
-
-    @property
-    def positions(self) -> range:
-        """The positions to compute."""
-        start = self.sequence.num_computed_tokens
-        return range(start, start + self.num_tokens)
-
-    @property
-    def samples(self) -> bool:
-        """Whether the last row's logits choose a new token."""
-        computed = self.sequence.num_computed_tokens + self.num_tokens
-        return computed == self.sequence.num_tokens
-
-
-@dataclass(frozen=True, slots=True)
-class ScheduledBatch:
-    """One step: what is computed, and which slots are filled before."""
-
-    entries: tuple[ScheduledSequence, ...]
-    fills: tuple[tuple[int, str], ...]  # (slot, digest)
-    preempted: tuple[Sequence, ...]
-
-    @property
-    def num_tokens(self) -> int:
-        return sum(entry.num_tokens for entry in self.entries)
 
 
 class Scheduler:
@@ -64,11 +34,14 @@ class Scheduler:
         long_prefill_token_threshold: int = 0,
         base_digest: str,
         kv_dtype: str,
+        cache_secret: bytes = b"",
+        share_base_prefixes: bool = False,
         adapter_ready: Callable[[str], bool],
     ) -> None:
         """
         Args:
             policy: who is admitted next; first come by default.
+            cache_secret, share_base_prefixes: see `PrefixCache`.
             adapter_ready: whether an adapter's weights are in host memory. A sequence whose
                 adapter is not is passed over; the others are not held up.
         """
@@ -77,65 +50,93 @@ class Scheduler:
         self.policy = policy or FirstCome()
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
+        self.demand = Demand(blocks)
+        self.prefixes = PrefixCache(
+            blocks,
+            base_digest=base_digest,
+            kv_dtype=kv_dtype,
+            secret=cache_secret,
+            share_base_prefixes=share_base_prefixes,
+        )
         self._max_num_seqs = max_num_seqs
         self._max_num_batched_tokens = max_num_batched_tokens
         self._long_prefill_token_threshold = long_prefill_token_threshold
-        self._base_digest = base_digest
-        self._kv_dtype = kv_dtype
         self._adapter_ready = adapter_ready
+        self._num_arrivals = 0
 
     def add(self, sequence: Sequence) -> None:
+        self._num_arrivals += 1
+        sequence.order = self._num_arrivals
         self.policy.arrived(sequence, self.waiting)
         self.waiting.append(sequence)
 
     def schedule(self) -> ScheduledBatch:
         """Choose the next step's tokens and hold what they need."""
-        budget = self._max_num_batched_tokens
-        entries: list[ScheduledSequence] = []
-        preempted: list[Sequence] = []
-        for sequence in sorted(self.running, key=_is_prefilling):
-            if sequence.status is not SequenceStatus.RUNNING or budget == 0:
-                continue
-            count = self._chunk(sequence.num_tokens - sequence.num_computed_tokens, budget)
-            if self._make_room(sequence, count, preempted):
-                entries.append(ScheduledSequence(sequence, count))
-                budget -= count
-        entries = [e for e in entries if e.sequence.status is SequenceStatus.RUNNING]
-        fills = self._admit(budget, entries) if not preempted else []
-        return ScheduledBatch(tuple(entries), tuple(fills), tuple(preempted))
+        step = Step(self._max_num_batched_tokens)
+        self.demand.begin_step()
+        size = self.blocks.block_size
+        for sequence in [s for s in self.running if not s.is_prefilling]:
+            if sequence.num_computed_tokens < len(sequence.block_table) * size:
+                if sequence.status is SequenceStatus.RUNNING:
+                    step.give(sequence, 1)
+            else:
+                self._continue(sequence, step)
+        if step.preempted:
+            step.stop = WaitCause.KV_BLOCKS
+        step.starving = any(_is_starving(s) and self._is_ready(s) for s in self.waiting)
+        self._prefill_and_admit(step)
+        self._explain_rest(step)
+        return step.batch()
 
     def advance(self, batch: ScheduledBatch) -> None:
         """Count a step's tokens as computed, and let its newly full blocks be found."""
+        size = self.blocks.block_size
+        given: dict[str, list[Sequence]] = {}
         for entry in batch.entries:
             sequence = entry.sequence
             if entry.samples:
-                self.policy.served(sequence, output_tokens=1)
+                given.setdefault(sequence.request.tenant, []).append(sequence)
+            first = sequence.num_computed_tokens
             sequence.num_computed_tokens += entry.num_tokens
-            if not self.blocks.prefix_caching:
-                continue
-            full = sequence.num_computed_tokens // self.blocks.block_size
-            hashes = self._hash_blocks(sequence, full)
-            first = (sequence.num_computed_tokens - entry.num_tokens) // self.blocks.block_size
-            for index in range(first, full):
-                self.blocks.remember(sequence.block_table[index], hashes[index])
+            if first % size + entry.num_tokens >= size:
+                self.prefixes.remember(sequence, first)
+        for sequences in given.values():
+            self.policy.served(sequences[0], output_tokens=len(sequences))
 
     def remove(self, sequence: Sequence) -> None:
         """Take a finished or aborted sequence out of its queue and give back what it holds."""
-        if sequence in self.running:
+        if sequence.status is SequenceStatus.WAITING:
+            if sequence in self.waiting:
+                self.waiting.remove(sequence)
+        elif sequence in self.running:
             self.running.remove(sequence)
             self._give_back(sequence)
-        elif sequence in self.waiting:
-            self.waiting.remove(sequence)
-
-    def forget_prefix(self, sequence: Sequence) -> None:
-        """Let no other sequence find the blocks of one whose numbers went wrong."""
-        for block in sequence.block_table:
-            self.blocks.forget(block)
+            if sequence.finish_reason is not None:
+                self.demand.ended(sequence.num_output_tokens)
 
     def adapters_by_need(self) -> list[str]:
         """The adapters that waiting sequences need and no slot has, in the queue's order."""
         digests = (s.digest for s in self.waiting if s.digest is not None)
         return [d for d in dict.fromkeys(digests) if not self.slots.is_resident(d)]
+
+    # -- running sequences
+
+    def _continue(self, sequence: Sequence, step: Step) -> None:
+        """Give a running sequence its next tokens, if there are blocks for them."""
+        if sequence.status is not SequenceStatus.RUNNING or step.budget == 0:
+            return
+        count = self._chunk(sequence.num_tokens_left, step.budget)
+        while not self._grow(sequence, count):
+            if step.started:  # in this very step: let them begin, and see in the next
+                return
+            needed = self._blocks_for(sequence.num_computed_tokens + count)
+            short = needed - len(sequence.block_table) - self.blocks.num_free
+            victim = self.policy.victim(self.running, sequence)
+            self._preempt(victim, step, blocks_short=short, tenant=sequence.request.tenant)
+            step.stop = WaitCause.KV_BLOCKS
+            if victim is sequence:
+                return
+        step.give(sequence, count)
 
     def _chunk(self, tokens_left: int, budget: int) -> int:
         """How many of a sequence's tokens to compute now: a long prompt leaves room for others."""
@@ -144,31 +145,29 @@ class Scheduler:
             budget = min(budget, threshold)
         return min(tokens_left, budget)
 
-    def _make_room(self, sequence: Sequence, count: int, preempted: list[Sequence]) -> bool:
-        """Hold the blocks for `count` more tokens, preempting from the end of the running list."""
-        while not self._grow(sequence, count):
-            victim = self.running[-1]
-            self._preempt(victim)
-            preempted.append(victim)
-            if victim is sequence:
-                return False
-        return True
-
     def _grow(self, sequence: Sequence, count: int) -> bool:
-        needed = self._blocks_for(sequence.num_computed_tokens + count)
-        new = self.blocks.allocate(max(0, needed - len(sequence.block_table)))
+        needed = self._blocks_for(sequence.num_computed_tokens + count) - len(sequence.block_table)
+        if needed <= 0:
+            return True
+        new = self.blocks.allocate(needed)
         if new is None:
             return False
         sequence.block_table += new
         return True
 
-    def _preempt(self, sequence: Sequence) -> None:
-        self.running.remove(sequence)
-        self._give_back(sequence)
-        sequence.status = SequenceStatus.WAITING
-        sequence.num_computed_tokens = 0
-        sequence.num_preemptions += 1
-        self.waiting.appendleft(sequence)
+    def _preempt(self, victim: Sequence, step: Step, *, blocks_short: int, tenant: str) -> None:
+        """Take all that a running sequence holds; it waits at the front of the queue."""
+        step.take_back(victim)
+        step.preempted.append(Preemption(victim, blocks_short, tenant, victim.num_computed_tokens))
+        self.running.remove(victim)
+        self.demand.begin_step()
+        self._give_back(victim)
+        victim.status = SequenceStatus.WAITING
+        victim.wait_cause = WaitCause.PREEMPTED
+        victim.num_lost_tokens = max(victim.num_lost_tokens, victim.num_computed_tokens)
+        victim.num_computed_tokens = 0
+        victim.num_preemptions += 1
+        self.waiting.appendleft(victim)
 
     def _give_back(self, sequence: Sequence) -> None:
         self.blocks.release(sequence.block_table)
@@ -177,90 +176,121 @@ class Scheduler:
             self.slots.release(sequence.slot)
             sequence.slot = None
 
-    def _admit(self, budget: int, entries: list[ScheduledSequence]) -> list[tuple[int, str]]:
-        """Start waiting sequences while tokens, seats and blocks last; append to `entries`.
+    # -- waiting sequences
+
+    def _prefill_and_admit(self, step: Step) -> None:
+        prefills_left = sum(sequence.is_prefilling for sequence in self.running)
+        for sequence in self.policy.order(tuple(self.running), tuple(self.waiting)):
+            if sequence.status is SequenceStatus.RUNNING or step.has_preempted(sequence):
+                prefills_left -= 1
+                self._continue(sequence, step)
+            elif step.stop is None:
+                self._consider(sequence, step)
+            elif not prefills_left:
+                break  # those behind it need not be looked at
+
+    def _explain_rest(self, step: Step) -> None:
+        """Say why those wait that were not looked at."""
+        for sequence in self.waiting:
+            if sequence not in step.considered and sequence.num_preemptions == 0:
+                ready = self._is_ready(sequence)
+                sequence.wait_cause = step.stop if ready and step.stop else WaitCause.ADAPTER_LOAD
+        if self.policy.reorders and self.waiting:
+            name_fairness(self.running, self.waiting)
+
+    def _consider(self, sequence: Sequence, step: Step) -> None:
+        """Admit a waiting sequence, or note why not.
 
         One whose adapter is not ready or finds no slot is passed over, but not for ever: after
         `MAX_PASSES` steps no other adapter's newcomers start until a slot has drained. One that
-        finds no blocks ends the admission, so that a long prompt is not overtaken for ever either.
+        finds no seat or no blocks ends the admission: a long prompt is not overtaken for ever.
         """
-        fills: list[tuple[int, str]] = []
-        starving = any(_is_starving(s) and self._is_ready(s) for s in self.waiting)
-        for sequence in self.policy.order(tuple(self.waiting)):
-            if budget == 0 or len(self.running) == self._max_num_seqs:
-                break
-            if not self._is_ready(sequence):
-                continue
-            if starving and sequence.digest is not None and not _is_starving(sequence):
-                continue
-            cached = self._find_cached(sequence)
-            left = sequence.num_tokens - len(cached) * self.blocks.block_size
-            count = self._chunk(left, budget)
-            needed = self._blocks_for(sequence.num_tokens) - len(cached)
-            spare = len(self.running)  # a block for each, or the newcomer is preempted at once
-            if needed + self.blocks.count_free(cached) + spare > self.blocks.num_free:
-                break
-            if not self._take_slot(sequence, fills):
-                continue
-            self._start(sequence, cached, count)
-            entries.append(ScheduledSequence(sequence, count))
-            budget -= count
-        return fills
+        step.considered.add(sequence)
+        cause = self._lacks_adapter(sequence, step)
+        if cause is None:
+            cause = step.stop = self._admit(sequence, step)
+        if cause is not None:
+            preempted = sequence.num_preemptions > 0
+            sequence.wait_cause = WaitCause.PREEMPTED if preempted else cause
 
-    def _is_ready(self, sequence: Sequence) -> bool:
+    def _lacks_adapter(self, sequence: Sequence, step: Step) -> WaitCause | None:
         digest = sequence.digest
-        return digest is None or self.slots.is_resident(digest) or self._adapter_ready(digest)
-
-    def _take_slot(self, sequence: Sequence, fills: list[tuple[int, str]]) -> bool:
-        if sequence.digest is None:
-            return True
-        held = self.slots.hold(sequence.digest)
-        if held is None:
+        if digest is None:
+            return None
+        if not self._is_ready(sequence):
+            return WaitCause.ADAPTER_LOAD
+        if step.starving and not _is_starving(sequence):
+            return WaitCause.ADAPTER_SLOT
+        if not self.slots.can_hold(digest):
             sequence.num_passes += 1
+            return WaitCause.ADAPTER_SLOT
+        return None
+
+    def _admit(self, sequence: Sequence, step: Step) -> WaitCause | None:
+        """Start a sequence whose adapter has a slot; or what it lacks."""
+        if step.budget == 0:
+            return WaitCause.TOKEN_BUDGET
+        if len(self.running) == self._max_num_seqs and not self._yield_to(sequence, step):
+            return WaitCause.SEQUENCE_LIMIT
+        cached = self.prefixes.find(sequence)
+        if not self._make_room(sequence, cached, step):
+            return WaitCause.KV_BLOCKS
+        self._start(sequence, cached, step)
+        return None
+
+    def _make_room(self, sequence: Sequence, cached: list[int], step: Step) -> bool:
+        """Whether there are blocks for it, now and, as far as can be expected, until it ends."""
+        running, demand = self.running, self.demand
+        if demand.fits_now(running, sequence, cached):
+            goes_first = self.policy.yielding
+            return demand.fits_later(running, sequence, cached) or bool(
+                goes_first(running, sequence)
+            )
+        while self._yield_to(sequence, step):
+            if demand.fits_now(running, sequence, cached):
+                return True
+        return False
+
+    def _yield_to(self, sequence: Sequence, step: Step) -> bool:
+        """Let a running sequence give way to this one, if the policy says that one should."""
+        victim = self.policy.yielding(self.running, sequence)
+        if victim is None or victim in step.started:
             return False
-        sequence.num_passes = 0
-        sequence.slot, fill = held
-        if fill:
-            fills.append((sequence.slot, sequence.digest))
+        self._preempt(victim, step, blocks_short=0, tenant=sequence.request.tenant)
         return True
 
-    def _start(self, sequence: Sequence, cached: list[int], count: int) -> None:
-        self.blocks.hold(cached)
-        sequence.block_table = list(cached)
-        sequence.num_computed_tokens = len(cached) * self.blocks.block_size
-        if sequence.num_preemptions == 0:  # what is computed again is no further service
-            sequence.num_cached_tokens = sequence.num_computed_tokens
-            computed = sequence.num_prompt_tokens - sequence.num_cached_tokens
-            self.policy.served(sequence, input_tokens=computed)
+    def _start(self, sequence: Sequence, cached: list[int], step: Step) -> None:
+        if sequence.digest is not None:
+            held = self.slots.hold(sequence.digest)
+            assert held is not None, "the slot was looked for before"
+            sequence.num_passes = 0
+            sequence.slot, fill = held
+            if fill:
+                step.fills.append((sequence.slot, sequence.digest))
+        self._use_cached(sequence, cached)
+        count = self._chunk(sequence.num_tokens_left, step.budget)
         grown = self._grow(sequence, count)
         assert grown, "the blocks were counted before"
         self.waiting.remove(sequence)
         sequence.status = SequenceStatus.RUNNING
         self.running.append(sequence)
+        self.demand.started(sequence)
+        step.started.append(sequence)
+        step.give(sequence, count)
 
-    def _find_cached(self, sequence: Sequence) -> list[int]:
-        """Cached blocks of its prefix; the last token is always left to compute."""
-        if not self.blocks.prefix_caching:
-            return []
-        full = (sequence.num_tokens - 1) // self.blocks.block_size
-        return self.blocks.find_prefix(self._hash_blocks(sequence, full)[:full])
+    def _use_cached(self, sequence: Sequence, cached: list[int]) -> None:
+        self.blocks.hold(cached)
+        sequence.block_table = list(cached)
+        sequence.num_computed_tokens = len(cached) * self.blocks.block_size
+        if sequence.num_preemptions == 0:  # what is computed again is no further service
+            own = self.blocks.count_owned(cached, sequence.request.tenant)
+            sequence.num_cached_tokens = own * self.blocks.block_size
+            computed = sequence.num_prompt_tokens - sequence.num_computed_tokens
+            self.policy.served(sequence, input_tokens=computed)
 
-    def _hash_blocks(self, sequence: Sequence, count: int) -> list[bytes]:
-        """The hashes of the first `count` full blocks at least."""
-        size, hashes = self.blocks.block_size, sequence.block_hashes
-        while len(hashes) < count:
-            parent = hashes[-1] if hashes else self._root(sequence)
-            start = len(hashes) * size
-            hashes.append(chain_next(parent, sequence.token_ids[start : start + size]))
-        return hashes
-
-    def _root(self, sequence: Sequence) -> bytes:
-        return chain_root(
-            tenant=sequence.request.tenant,
-            base_digest=self._base_digest,
-            adapter_digest=sequence.digest,
-            kv_dtype=self._kv_dtype,
-        )
+    def _is_ready(self, sequence: Sequence) -> bool:
+        digest = sequence.digest
+        return digest is None or self.slots.is_resident(digest) or self._adapter_ready(digest)
 
     def _blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.blocks.block_size)
@@ -268,7 +298,3 @@ class Scheduler:
 
 def _is_starving(sequence: Sequence) -> bool:
     return sequence.num_passes >= MAX_PASSES
-
-
-def _is_prefilling(sequence: Sequence) -> bool:
-    return sequence.num_tokens - sequence.num_computed_tokens > 1

@@ -3,8 +3,10 @@
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from manylora.engine.api import FinishReason, Request
+from manylora.engine.api import FinishReason, Request, TokenLogprob
+from manylora.engine.lifecycle import Life, WaitCause
 from manylora.engine.text.detokenizer import Detokenizer
+from manylora.engine.text.processor import TextProcessor
 from manylora.engine.text.stops import StopMatcher
 
 
@@ -24,25 +26,50 @@ class Sequence:
 
     request: Request
     token_ids: list[int]  # prompt, then output
-    arrival_time: float  # seconds, the engine's clock
     seed: int = 0  # the request's, or one of its own
     detokenizer: Detokenizer | None = None
     stops: StopMatcher | None = None
 
     status: SequenceStatus = SequenceStatus.WAITING
+    order: int = 0  # its place among all arrivals
+    arrival_step: int = 0  # steps taken before it came
     num_computed_tokens: int = 0
-    num_cached_tokens: int = 0  # prompt tokens found in the prefix cache at first admission
+    # Prompt tokens found in the prefix cache at first admission, of its tenant's own computing.
+    num_cached_tokens: int = 0
     block_table: list[int] = field(default_factory=list)
     block_hashes: list[bytes] = field(default_factory=list)  # of the full blocks hashed so far
     slot: int | None = None  # the adapter slot held while running
-    num_passes: int = 0  # steps in which it could have started but for a slot
+    num_passes: int = 0  # steps in which its turn came and other adapters held every slot
+    wait_cause: WaitCause = WaitCause.STEP  # while it waits: what it lacked in the latest step
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)  # from the second token on
 
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
     error: str | None = None
-    first_scheduled_time: float | None = None
-    first_token_time: float | None = None
     num_preemptions: int = 0
+    num_lost_tokens: int = 0  # the most that were computed when it was preempted
+    life: Life = field(default_factory=Life)
+
+    @classmethod
+    def begin(
+        cls, request: Request, text: TextProcessor, *, seed: int, arrival_step: int
+    ) -> "Sequence":
+        """A request's sequence before its first step."""
+        params, tokens = request.params, request.prompt_token_ids
+        detokenizer = stops = None
+        if text.has_tokenizer:
+            skip = params.skip_special_tokens
+            detokenizer = text.detokenizer(tokens, skip_special_tokens=skip)
+        if params.stop:
+            stops = StopMatcher(params.stop, shown=params.include_stop_str_in_output)
+        return cls(
+            request=request,
+            token_ids=list(tokens),
+            seed=seed,
+            detokenizer=detokenizer,
+            stops=stops,
+            arrival_step=arrival_step,
+        )
 
     @property
     def request_id(self) -> str:
@@ -59,6 +86,22 @@ class Sequence:
     @property
     def num_output_tokens(self) -> int:
         return self.num_tokens - self.num_prompt_tokens
+
+    @property
+    def num_tokens_left(self) -> int:
+        """Known tokens that are not computed."""
+        return len(self.token_ids) - self.num_computed_tokens
+
+    @property
+    def is_prefilling(self) -> bool:
+        """Whether more than the newest token is to compute."""
+        return len(self.token_ids) - self.num_computed_tokens > 1
+
+    @property
+    def lacks_prompt_logprobs(self) -> bool:
+        """Whether log-probabilities of prompt tokens are wanted that are not computed yet."""
+        wanted = self.request.params.prompt_logprobs is not None
+        return wanted and len(self.prompt_logprobs) < self.num_prompt_tokens - 1
 
     @property
     def digest(self) -> str | None:

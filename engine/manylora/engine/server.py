@@ -50,17 +50,6 @@ def main(socket: Path, config: EngineConfig, log_level: str) -> None:
         logger.error("engine_cannot_start", reason=str(error))  # noqa: TRY400 -- one line
         socket.with_suffix(REASON_SUFFIX).write_text(str(error))
         sys.exit(CANNOT_START)
-    info = core.info
-    logger.info(
-        "engine_ready",
-        model=info.model,
-        dtype=info.dtype,
-        device=info.device,
-        kernels=info.kernels,
-        kv_blocks=info.num_kv_blocks,
-        kv_tokens=info.num_kv_blocks * info.block_size,
-        adapter_slots=info.max_loras,
-    )
     is_dead = asyncio.run(_serve(socket, core))
     sys.exit(1 if is_dead else 0)
 

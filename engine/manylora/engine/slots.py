@@ -15,6 +15,7 @@ class AdapterSlots:
 
     def __init__(self, num_slots: int) -> None:
         self._slots = [_Slot() for _ in range(num_slots)]
+        self._resident: dict[str, int] = {}  # slot by digest
         self._clock = 0
 
     def hold(self, digest: str) -> tuple[int, bool] | None:
@@ -24,16 +25,20 @@ class AdapterSlots:
             The slot, and whether the adapter must first be put there; None when every slot is
             held by other adapters: not now, try next step.
         """
-        slot = self._resident(digest)
+        slot = self._resident.get(digest)
         fill = slot is None
         if slot is None:
             slot = self._idle()
         if slot is None:
             return None
-        entry = self._slots[slot]
-        entry.digest = digest
-        entry.holds += 1
+        if fill:
+            self._put(slot, digest)
+        self._slots[slot].holds += 1
         return slot, fill
+
+    def can_hold(self, digest: str) -> bool:
+        """Whether `hold` would find a slot."""
+        return digest in self._resident or self._idle() is not None
 
     def release(self, slot: int) -> None:
         """Let go of one hold; the adapter stays until its slot is needed."""
@@ -45,14 +50,15 @@ class AdapterSlots:
 
     def drop(self, digest: str) -> int | None:
         """Empty an adapter's slot unless a sequence holds it; the slot that was emptied."""
-        slot = self._resident(digest)
+        slot = self._resident.get(digest)
         if slot is None or self._slots[slot].holds:
             return None
+        del self._resident[digest]
         self._slots[slot] = _Slot()
         return slot
 
     def is_resident(self, digest: str) -> bool:
-        return self._resident(digest) is not None
+        return digest in self._resident
 
     def digest(self, slot: int) -> str | None:
         return self._slots[slot].digest
@@ -63,8 +69,12 @@ class AdapterSlots:
     def __len__(self) -> int:
         return len(self._slots)
 
-    def _resident(self, digest: str) -> int | None:
-        return next((i for i, s in enumerate(self._slots) if s.digest == digest), None)
+    def _put(self, slot: int, digest: str) -> None:
+        before = self._slots[slot].digest
+        if before is not None:
+            del self._resident[before]
+        self._slots[slot].digest = digest
+        self._resident[digest] = slot
 
     def _idle(self) -> int | None:
         idle = [i for i, s in enumerate(self._slots) if s.holds == 0]

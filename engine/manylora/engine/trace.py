@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from manylora.engine.scheduler import ScheduledBatch
+from manylora.engine.schedule import ScheduledBatch
 
 KEPT_STEPS = 1024
 
@@ -58,7 +58,7 @@ class StepTrace:
             )
             for entry in batch.entries
         )
-        preempted = tuple(sequence.request_id for sequence in batch.preempted)
+        preempted = tuple(p.sequence.request_id for p in batch.preempted)
         self._records.append(StepRecord(self.num_steps, rows, batch.fills, preempted))
         self.num_steps += 1
 

@@ -15,7 +15,9 @@ from manylora.platform.api import (
     engine,
     health,
     keys,
+    metrics,
     models,
+    requests,
     tenants,
     usage,
 )
@@ -38,19 +40,31 @@ DATABASE_ERRORS = (OperationalError, InterfaceError, PoolTimeoutError)
 
 
 def create_app(services: Services) -> FastAPI:
-    """The application: `/v1`, `/adapters/{name}/v1`, `/api/v1`, `/health` and `/ready`."""
+    """The application: `/v1`, `/adapters/{name}/v1`, `/api/v1`, `/health`, `/ready`, `/metrics`."""
     app = FastAPI(title="manylora", openapi_url=None, redirect_slashes=False)
     app.state.services = services
     app.add_middleware(Edge)
     app.include_router(health.router)
+    app.include_router(metrics.router)
     for part in (models, chat, completions):
         app.include_router(part.router, prefix="/v1")
         app.include_router(part.router, prefix="/adapters/{name}/v1")
     app.include_router(tenants.router, prefix="/api/v1")
     app.include_router(engine.router, prefix="/api/v1")
+    app.include_router(requests.router, prefix="/api/v1")
     for part in (adapters, keys, usage):
         app.include_router(part.router, prefix="/api/v1")
         app.include_router(part.router, prefix="/api/v1/tenants/{tenant}")
+    _add_error_answers(app)
+    return app
+
+
+def create_metrics_app(services: Services) -> FastAPI:
+    """`/metrics` alone and for anybody: for a port that only the operator's machines reach."""
+    app = FastAPI(openapi_url=None, redirect_slashes=False)
+    app.state.services = services
+    app.add_middleware(Edge)
+    app.get("/metrics")(metrics.metrics)
     _add_error_answers(app)
     return app
 

@@ -3,7 +3,7 @@
 import inspect
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Concatenate
 
@@ -11,7 +11,7 @@ import typer
 from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 
-from manylora.platform.settings import Settings, all_options, load_settings
+from manylora.platform.settings import Settings, SettingsError, all_options, load_settings
 
 _CONFIG = typer.Option(help="TOML file of settings", metavar="FILE")
 
@@ -48,6 +48,35 @@ def with_settings(*names: str) -> Callable[[Command], Callable[..., None]]:
         return run
 
     return decorate
+
+
+def spread_lora_modules(arguments: Sequence[str]) -> list[str]:
+    """vLLM's `--lora-modules a=x b=y` as click reads it: the option once for each value."""
+    option = "--lora-modules"
+    spread: list[str] = []
+    for argument in arguments:
+        follows = len(spread) >= 2 and spread[-2] == option
+        if follows and "=" in argument and not argument.startswith("-"):
+            spread.append(option)
+        spread.append(argument)
+    return spread
+
+
+def named_folders(modules: Sequence[str]) -> dict[str, Path]:
+    """`name=path` of each `--lora-modules`.
+
+    Raises:
+        SettingsError: one is not of that form, or a name is given twice.
+    """
+    folders: dict[str, Path] = {}
+    for module in modules:
+        name, equals, path = module.partition("=")
+        if not (name and equals and path):
+            raise SettingsError(f"lora_modules: {module} is not of the form name=path")
+        if name in folders:
+            raise SettingsError(f"lora_modules: {name} is given twice")
+        folders[name] = Path(path)
+    return folders
 
 
 def _parameter(name: str, annotation: Any) -> inspect.Parameter:

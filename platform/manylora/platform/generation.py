@@ -16,10 +16,11 @@ from sqlalchemy.exc import SQLAlchemyError
 from manylora.engine.api import FinishReason, Request, RequestOutput
 from manylora.engine.client import EngineClient
 from manylora.engine.errors import EngineError, RequestFailedError
-from manylora.platform import usage
+from manylora.platform import lives, usage
 from manylora.platform.db import Database
 from manylora.platform.errors import ServerStoppingError
-from manylora.platform.routing import Route
+from manylora.platform.life import Life
+from manylora.platform.metrics import RequestMeter
 
 log = structlog.get_logger(__name__)
 
@@ -43,6 +44,13 @@ def count_running() -> int:
     return len(_running)
 
 
+def digests_without_output() -> set[str]:
+    """The adapters of running requests that have no token yet."""
+    waiting = [generation for generation in _running if not generation.meter.has_output]
+    digests = (generation.life.route.digest for generation in waiting)
+    return {digest for digest in digests if digest}
+
+
 def stop_running() -> None:
     """End every running request with an error, because the server stops.
 
@@ -55,17 +63,13 @@ def stop_running() -> None:
 
 @dataclass(slots=True, kw_only=True, eq=False, weakref_slot=True)
 class Generation:
-    """A request, what the engine has made of it so far, and its usage row."""
+    """A request at work: it writes down in its life what the engine makes of it."""
 
     engine: EngineClient
     db: Database
     request: Request
-    route: Route
-    tenant_id: str
-    key_id: str
-    endpoint: str
-    last: RequestOutput | None = None  # the engine's totals so far
-    delivered_tokens: int = 0
+    life: Life
+    meter: RequestMeter
     _outputs: AsyncIterator[RequestOutput] = field(init=False)
     _settlement: asyncio.Task[bool] | None = None
     _patience: asyncio.Timeout | None = None  # of whoever waits for an output
@@ -96,7 +100,8 @@ class Generation:
         output = await self._next_output()
         if output is None:
             raise RequestFailedError("the engine ended the request without a finish reason")
-        self.last = output
+        self.life.last = output
+        self.meter.output(output)
         if output.finish_reason in (FinishReason.ERROR, FinishReason.ABORT):
             raise RequestFailedError(output.error or "the engine gave the request up")
         return output
@@ -116,7 +121,7 @@ class Generation:
 
     def count_delivered(self) -> None:
         """All tokens so far go to the client's socket: call it before the write."""
-        self.delivered_tokens = self.last.num_output_tokens if self.last else 0
+        self.life.delivered_tokens = self.life.totals.num_output_tokens
 
     async def settle(self, status: Status) -> bool:
         """Stop the engine's work on it and commit its usage row; whether the row is there.
@@ -131,8 +136,10 @@ class Generation:
         return await asyncio.shield(self._settlement)
 
     async def _settle(self, status: Status) -> bool:
+        self.life.end(status)
         await self.close()
         row = self._usage(status)
+        self.meter.end(row)
         for pause in (*_RETRY_SECONDS, None):
             try:
                 await run_sync(self._write, row)
@@ -145,6 +152,7 @@ class Generation:
                 await asyncio.sleep(pause)
         # The row can be made from this line.
         log.error("usage_lost", **dataclasses.asdict(row))
+        self.meter.lose_usage()
         return False
 
     async def close(self) -> None:
@@ -159,6 +167,7 @@ class Generation:
     def _write(self, row: usage.Usage) -> None:
         with self.db.write() as session:
             usage.record(session, row)
+            lives.keep(session, self.life)
         log.info(
             "request_settled",
             status=row.status,
@@ -169,26 +178,23 @@ class Generation:
         )
 
     def _usage(self, status: Status) -> usage.Usage:
-        last = self.last or RequestOutput(
-            request_id=self.request.request_id,
-            num_prompt_tokens=len(self.request.prompt_token_ids),
-        )
+        life, last = self.life, self.life.totals
         return usage.Usage(
-            tenant_id=self.tenant_id,
-            key_id=self.key_id,
-            request_id=self.request.request_id,
-            base_model=self.route.base_model,
-            adapter=self.route.adapter,
-            adapter_version_id=self.route.version_id,
-            adapter_version=self.route.version,
-            adapter_digest=self.route.digest,
-            route=self.endpoint,
+            tenant_id=life.tenant_id,
+            key_id=life.key_id,
+            request_id=life.request_id,
+            base_model=life.route.base_model,
+            adapter=life.route.adapter,
+            adapter_version_id=life.route.version_id,
+            adapter_version=life.route.version,
+            adapter_digest=life.route.digest,
+            route=life.endpoint,
             status=status,
             finish_reason=last.finish_reason if status == "ok" else None,
             prompt_tokens=last.num_prompt_tokens,
             cached_tokens=last.num_cached_tokens,
             completion_tokens=last.num_output_tokens,
-            delivered_tokens=min(self.delivered_tokens, last.num_output_tokens),
+            delivered_tokens=min(life.delivered_tokens, last.num_output_tokens),
             queued_us=_microseconds(last.metrics.queued_seconds),
             ttft_us=_microseconds(last.metrics.first_token_seconds),
             total_us=_microseconds(last.metrics.total_seconds),

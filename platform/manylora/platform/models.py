@@ -214,3 +214,21 @@ class UsageRecord(Base):
     ttft_us: Mapped[int]
     total_us: Mapped[int]
     occurred_at: Mapped[int]
+
+
+class RequestLife(Base):
+    """How one request went, stage by stage. The oldest rows are deleted."""
+
+    __tablename__ = "request_lives"
+    __table_args__ = (
+        ForeignKeyConstraint(["tenant_id", "key_id"], ["api_keys.tenant_id", "api_keys.id"]),
+        Index(None, "tenant_id", "request_id"),
+    )
+
+    request_id: Mapped[str] = mapped_column(String(64), primary_key=True)  # sorts by time
+    tenant_id: Mapped[str] = mapped_column(String(40))
+    key_id: Mapped[str] = mapped_column(String(40))
+    adapter: Mapped[str | None] = mapped_column(String(64))
+    status: Mapped[str] = mapped_column(String(16))  # one of life.STATUSES
+    received_at: Mapped[int]
+    body: Mapped[dict[str, Any]]  # Life.as_json

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from manylora.engine.client import EngineClient
 from manylora.engine.text.processor import TextProcessor
 from manylora.platform.db import Database
+from manylora.platform.lives import Lives
+from manylora.platform.metrics import ServerMetrics
 from manylora.platform.models import BaseModel
 from manylora.platform.registry import AdapterRegistry
 from manylora.platform.settings import Settings
@@ -20,3 +22,5 @@ class Services:
     text: TextProcessor
     base_model: BaseModel  # the row of the one that the engine serves
     adapters: AdapterRegistry
+    lives: Lives
+    metrics: ServerMetrics

@@ -37,12 +37,25 @@ class Settings(BaseSettings):
     served_model_name: str | None = Field(None, description="what clients call the base model")
     host: str = Field("127.0.0.1", description="address to listen on")
     port: int = Field(8000, ge=1, le=65535, description="port to listen on")
+    metrics_host: str = Field("127.0.0.1", description="address of --metrics-port")
+    metrics_port: int | None = Field(
+        None, ge=1, le=65535, description="port of /metrics without a credential; default: none"
+    )
     data_dir: Path = Field(Path("data"), description="folder of the database and the adapters")
     database_url: str | None = Field(None, description="default: SQLite in the data folder")
     demo: bool = Field(False, description="seed two tenants with demo adapters")
     admin_token: SecretStr | None = Field(None, description="operator token for /api/v1")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="log level")
     max_upload_bytes: int = Field(1 << 30, ge=1, description="most bytes in one adapter upload")
+
+    request_lives_kept: int = Field(
+        100_000, ge=1, description="most ended requests whose stages are kept"
+    )
+    otlp_traces_endpoint: str | None = Field(
+        None,
+        pattern=r"^https?://",
+        description="URL to send OpenTelemetry spans to, such as http://localhost:4318/v1/traces",
+    )
 
     @property
     def database(self) -> str:
@@ -94,6 +107,13 @@ def _with_engine_options(config: Path | None) -> type[Settings]:
     }
     base = type("FromFile", (Settings,), {"model_config": SettingsConfigDict(toml_file=config)})
     return create_model("AllSettings", __base__=base, **options)
+
+
+def offline_settings() -> tuple[str, ...]:
+    """The settings of a command that runs an engine of its own, without a server."""
+    of_a_server = {"adapter_store", "max_num_waiting"}
+    engine = [option.name for option in dataclasses.fields(EngineConfig)]
+    return ("log_level", *(name for name in engine if name not in of_a_server))
 
 
 def load_settings(given: Mapping[str, Any], config: Path | None = None) -> Settings:

@@ -56,6 +56,55 @@ def test_no_character_is_held_back_that_cannot_begin_a_stop_string(
         assert held == "" or any(stop.startswith(held) for stop in stops)
 
 
+@given(st.lists(TEXTS, max_size=6), STOPS)
+@example(["a", "bab", "b"], ["abb"])
+def test_a_shown_stop_string_belongs_to_the_text_and_nothing_is_held_back(
+    chunks: list[str], stops: list[str]
+) -> None:
+    matcher = StopMatcher(stops, shown=True)
+    shown, so_far, found = "", "", None
+
+    for chunk in chunks:
+        text, found = matcher.push(chunk)
+        shown, so_far = shown + text, so_far + chunk
+        if found is not None:
+            break
+        assert shown == so_far
+
+    before, stop = first_completed("".join(chunks), stops)
+    assert (shown + matcher.flush(), found) == (before + (stop or ""), stop)
+
+
+@given(st.lists(TEXTS, max_size=4), st.lists(TEXTS, max_size=4), STOPS, st.booleans())
+@example(["a"], ["b"], ["a", "ab"], False)
+@example(["ab"], ["a"], ["aba", "b"], False)
+def test_only_what_later_text_completes_ends_it_while_it_may_not_stop(
+    early: list[str], late: list[str], stops: list[str], shown: bool
+) -> None:
+    matcher = StopMatcher(stops, shown=shown)
+    text, found = "", None
+
+    for chunk, may_stop in [*((c, False) for c in early), *((c, True) for c in late)]:
+        more, found = matcher.push(chunk, may_stop=may_stop)
+        text += more
+        if found is not None:
+            break
+    text += matcher.flush() if found is None else ""
+
+    whole, least = "".join([*early, *late]), len("".join(early))
+    ends = [
+        (end, -len(stop), stop)
+        for end in range(least + 1, len(whole) + 1)
+        for stop in stops
+        if whole[:end].endswith(stop)
+    ]
+    if not ends:
+        assert (text, found) == (whole, None)
+    else:
+        end, minus_length, stop = min(ends)
+        assert (text, found) == (whole[: end if shown else end + minus_length], stop)
+
+
 def test_without_stop_strings_everything_is_shown_at_once() -> None:
     assert StopMatcher(()).push("anything") == ("anything", None)
 

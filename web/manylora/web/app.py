@@ -7,17 +7,29 @@ from starlette.middleware import Middleware
 from manylora.platform.app import answer_bug
 from manylora.web.guard import HEADERS, Guard, is_admin
 from manylora.web.page_route import problem
-from manylora.web.pages import adapters, keys, overview, sign_in, tenants, trial, unknown, upload
-from manylora.web.pages import usage as usage_pages
+from manylora.web.pages import (
+    adapters,
+    keys,
+    overview,
+    requests,
+    sign_in,
+    tenants,
+    trial,
+    unknown,
+    upload,
+    usage,
+)
 from manylora.web.templating import STATIC, STATIC_PATH
 from manylora.web.throttle import SignInThrottle
+
+PAGES = (sign_in, overview, tenants, upload, adapters, trial, keys, requests, usage, unknown)
 
 
 def mount(app: FastAPI) -> None:
     """Add `/admin` and its files; everything there is behind the guard."""
     app.state.sign_in_throttle = SignInThrottle()
     app.mount(STATIC_PATH, StaticFiles(directory=STATIC), name="admin-static")
-    for pages in (sign_in, overview, tenants, upload, adapters, trial, keys, usage_pages, unknown):
+    for pages in PAGES:
         app.include_router(pages.router, include_in_schema=False)
     # Innermost, so that the platform's edge gives refusals a request id too.
     app.user_middleware.append(Middleware(Guard))

@@ -28,6 +28,16 @@ def bars(values: Sequence[int], labels: Sequence[str], *, title: str) -> Markup:
     )
 
 
+def bar(start: int, length: int, total: int, *, kind: str) -> Markup:
+    """One interval of a waterfall, said in words beside it, and so for the eye alone."""
+    scale = WIDTH / max(total, 1)
+    width = max(length * scale, 2)
+    return Markup(
+        '<svg class="bar" viewBox="0 0 {all} 10" preserveAspectRatio="none" aria-hidden="true">'
+        '<rect class="{kind}" x="{x:.1f}" y="0" width="{width:.1f}" height="10"/></svg>'
+    ).format(all=WIDTH, kind=kind, x=min(start * scale, WIDTH - width), width=width)
+
+
 def _bar(x: float, width: float, value: int, top: int, label: str) -> Markup:
     height = max(HEIGHT * value / top, 2) if value else 1
     return Markup(

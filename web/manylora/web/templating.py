@@ -13,7 +13,7 @@ from markupsafe import Markup
 
 from manylora.platform.ids import now_us
 from manylora.platform.models import Tenant
-from manylora.web.charts import bars
+from manylora.web.charts import bar, bars
 from manylora.web.notices import notice_of
 
 HERE = Path(__file__).parent
@@ -72,11 +72,12 @@ def _environment() -> Environment:
         number=_number,
         duration=_duration,
         latency=_latency,
+        interval=_interval,
         sentence=_sentence,
         options=_options,
     )
     environment.tests.update(past=_is_past)
-    environment.globals.update(static_url=static_url, bars=bars)
+    environment.globals.update(static_url=static_url, bars=bars, bar=bar)
     return environment
 
 
@@ -114,6 +115,15 @@ def _latency(microseconds: int) -> str:
     if microseconds < 1_000_000:
         return f"{microseconds / 1000:.0f} ms"
     return f"{microseconds / 1e6:,.1f} s"
+
+
+def _interval(microseconds: int) -> str:
+    """A time of which small parts matter, too."""
+    if microseconds < 1000:
+        return f"{microseconds} µs"
+    if microseconds < 1_000_000:
+        return f"{microseconds / 1000:.1f} ms"
+    return f"{microseconds / 1e6:,.2f} s"
 
 
 def _sentence(message: str) -> str:

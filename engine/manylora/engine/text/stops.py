@@ -10,34 +10,48 @@ class StopMatcher:
     strings are completed by the same character, the one that began first wins.
     """
 
-    def __init__(self, stops: Sequence[str]) -> None:
+    def __init__(self, stops: Sequence[str], *, shown: bool = False) -> None:
+        """
+        Args:
+            shown: the stop string belongs to the text, so that nothing has to be held back.
+        """
         self._stops = tuple(stops)
-        self._held = ""
+        self._shown = shown
+        self._open = ""  # the end of the text so far that may be the start of a stop string
 
-    def push(self, text: str) -> tuple[str, str | None]:
+    def push(self, text: str, *, may_stop: bool = True) -> tuple[str, str | None]:
         """Take the next chunk.
 
+        Args:
+            may_stop: whether a stop string that this chunk completes counts.
+
         Returns:
-            The text that is safe to show, and the stop string now completed, if any. It and all
-            that follows is dropped; nothing may be pushed after it.
+            The text that is safe to show, and the stop string now completed, if any. What follows
+            it is dropped, and it too unless shown; nothing may be pushed after it.
         """
-        seen = self._held + text
-        first = self._first_completed(seen)
-        if first is not None:
-            start, stop = first
-            self._held = ""
-            return seen[:start], stop
+        seen = self._open + text
+        given = len(self._open) if self._shown else 0
+        completed = self._first_completed(seen) if may_stop else None
+        if completed is not None:
+            start, stop = completed
+            self._open = ""
+            return seen[given : start + len(stop) if self._shown else start], stop
         safe = len(seen) - self._open_length(seen)
-        self._held = seen[safe:]
-        return seen[:safe], None
+        self._open = seen[safe:]
+        return seen[given : len(seen) if self._shown else safe], None
 
     def flush(self) -> str:
         """What was held back, once no more text will come."""
-        held, self._held = self._held, ""
-        return held
+        held, self._open = self._open, ""
+        return "" if self._shown else held
 
     def _first_completed(self, seen: str) -> tuple[int, str] | None:
-        found = [(start, stop) for stop in self._stops if (start := seen.find(stop)) >= 0]
+        """The start of the stop string that the new text completes first, and the string."""
+        found = []
+        for stop in self._stops:
+            start = seen.find(stop, max(0, len(self._open) - len(stop) + 1))
+            if start >= 0:
+                found.append((start, stop))
         return min(found, key=lambda match: (match[0] + len(match[1]), match[0]), default=None)
 
     def _open_length(self, seen: str) -> int:

@@ -1,5 +1,6 @@
 """From a checked body to an engine request: the route, the prompt's tokens, the room left."""
 
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -7,11 +8,15 @@ from anyio.to_thread import run_sync
 from fastapi import Request as HttpRequest
 
 from manylora.engine.api import AdapterRef, Request, SamplingParams
+from manylora.engine.lifecycle import Stage, StageName
+from manylora.engine.text.processor import TextProcessor
 from manylora.platform import routing
 from manylora.platform.api.auth import Caller, services_of
 from manylora.platform.api.bodies import SamplingBody
 from manylora.platform.errors import InvalidInputError
 from manylora.platform.generation import Generation
+from manylora.platform.life import Life
+from manylora.platform.metrics import RequestMeter
 from manylora.platform.routing import Route
 from manylora.platform.services import Services
 
@@ -28,6 +33,8 @@ _AS_ASKED = (
     "seed",
     "stop_token_ids",
     "ignore_eos",
+    "include_stop_str_in_output",
+    "skip_special_tokens",
 )
 
 
@@ -55,6 +62,7 @@ async def admit(http: HttpRequest, caller: Caller, asked: Asked) -> Generation:
     _check_token_ids(prompt, services.text.vocab_size, asked.prompt_field)
     _check_token_ids(body.stop_token_ids or (), services.text.vocab_size, "stop_token_ids")
     _check_token_ids(map(int, body.logit_bias or ()), services.text.vocab_size, "logit_bias")
+    life = _life(http, caller, route, asked, len(prompt))
     info = await services.engine.info()
     request = Request(
         request_id=http.state.request_id,
@@ -62,16 +70,55 @@ async def admit(http: HttpRequest, caller: Caller, asked: Asked) -> Generation:
         params=_sampling(body, _limit(asked, len(prompt), info.max_model_len)),
         tenant=caller.tenant.id,
         adapter=AdapterRef(route.digest) if route.digest else None,
+        priority=_priority(body, info.scheduling_policy),
+        cache_salt=body.cache_salt,
     )
     return Generation(
         engine=services.engine,
         db=services.db,
         request=request,
-        route=route,
+        life=life,
+        meter=RequestMeter(
+            services.metrics, tenant=life.tenant, max_tokens=request.params.max_tokens
+        ),
+    )
+
+
+def _life(
+    http: HttpRequest, caller: Caller, route: Route, asked: Asked, num_prompt_tokens: int
+) -> Life:
+    """Begin it: from here on whatever becomes of the request can be looked up."""
+    state = http.state
+    tokenised = Stage(StageName.TOKENISED, time.monotonic(), TextProcessor.__module__)
+    life = state.life = Life(
+        request_id=state.request_id,
         tenant_id=caller.tenant.id,
+        tenant=caller.tenant.slug,
         key_id=caller.key.id,
         endpoint=asked.endpoint,
+        route=route,
+        num_prompt_tokens=num_prompt_tokens,
+        received_at=state.received_at,
+        stages=[state.received, tokenised],
+        trace_headers=_trace_headers(http),
     )
+    services_of(http).lives.begin(life)
+    return life
+
+
+def _trace_headers(http: HttpRequest) -> dict[str, str]:
+    """W3C trace context, where the client sent one; of two lines, joined, nothing can be read."""
+    lines = {name: http.headers.getlist(name) for name in ("traceparent", "tracestate")}
+    return {name: ",".join(values) for name, values in lines.items() if values}
+
+
+def _priority(body: SamplingBody, policy: str) -> int:
+    if body.priority and policy != "priority":
+        raise InvalidInputError(
+            f"priority counts only under the scheduling policy 'priority'; this is '{policy}'",
+            param="priority",
+        )
+    return body.priority or 0
 
 
 def route_of(services: Services, caller: Caller, name: str | None, model: str | None) -> Route:

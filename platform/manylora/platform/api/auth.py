@@ -16,6 +16,7 @@ from manylora.platform.errors import (
     PermissionDeniedError,
     UnauthenticatedError,
 )
+from manylora.platform.lives import Sight
 from manylora.platform.models import ApiKey, Tenant
 from manylora.platform.services import Services
 from manylora.platform.settings import Settings
@@ -79,10 +80,21 @@ async def usage_scope(request: Request) -> Tenant | None:
     return await managed_tenant(request)
 
 
+async def life_reader(request: Request) -> Sight:
+    """Whose requests are looked at: everybody's, a tenant's, or those of one key."""
+    token = _bearer(request)
+    if is_operator_token(services_of(request).settings, token):
+        return Sight()
+    caller = await _authenticate(request, token)
+    by_manager = "manage" in caller.key.scopes
+    return Sight(tenant_id=caller.tenant.id, key_id=None if by_manager else caller.key.id)
+
+
 InferCaller = Annotated[Caller, Depends(infer_caller)]
 ManagedTenant = Annotated[Tenant, Depends(managed_tenant)]
 UsageScope = Annotated[Tenant | None, Depends(usage_scope)]
-CREDENTIAL_CHECKS = (infer_caller, operator, managed_tenant, usage_scope)
+LifeReader = Annotated[Sight, Depends(life_reader)]
+CREDENTIAL_CHECKS = (infer_caller, operator, managed_tenant, usage_scope, life_reader)
 
 
 def is_operator_token(settings: Settings, token: str) -> bool:

@@ -14,12 +14,14 @@ from fastapi.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from manylora.engine.api import RequestOutput
-from manylora.engine.errors import EngineError
+from manylora.engine.errors import EngineError, EngineOverloadedError, InvalidRequestError
 from manylora.platform.api.body import JsonAnswer
 from manylora.platform.api.shapes import Shape
 from manylora.platform.errors import DatabaseUnavailableError, ServerStoppingError, envelope
 from manylora.platform.generation import Generation
+from manylora.platform.life import REFUSED
 
+_REFUSALS = (EngineOverloadedError, InvalidRequestError)
 _DONE = b"data: [DONE]\n\n"
 T = TypeVar("T")
 
@@ -39,7 +41,7 @@ async def answer(
         EngineError, ClientGoneError, DatabaseUnavailableError, ServerStoppingError: before the
             first byte of it.
     """
-    headers = generation.route.headers
+    headers = generation.life.route.headers
     if not stream:
         body = await unless_client_goes(http, _whole(generation, shape), generation)
         return JsonAnswer(body, headers=headers)
@@ -84,8 +86,8 @@ async def unless_client_goes(
     except asyncio.CancelledError:
         await _abort(working, generation)
         raise
-    except EngineError:
-        await _give_up(generation)
+    except EngineError as error:
+        await _give_up(generation, error)
         raise
     except ServerStoppingError:
         await generation.settle("server_stop")
@@ -147,11 +149,12 @@ async def _abort(working: asyncio.Future[Any], generation: Generation) -> None:
     await generation.settle(generation.cut_off_status)
 
 
-async def _give_up(generation: Generation) -> None:
+async def _give_up(generation: Generation, error: EngineError) -> None:
     """An error before the answer began: a usage row only if the engine made tokens."""
-    if generation.last is not None and generation.last.num_output_tokens:
+    if generation.life.totals.num_output_tokens:
         await generation.settle("engine_error")
     else:
+        generation.life.end(REFUSED if isinstance(error, _REFUSALS) else "engine_error")
         await generation.close()
 
 

@@ -11,6 +11,7 @@ from fastapi import APIRouter, Request, Response
 
 from manylora.platform import usage
 from manylora.platform.api.auth import UsageScope, services_of
+from manylora.platform.api.query import read_limit, read_query
 from manylora.platform.api.times import parse_time, to_iso
 from manylora.platform.errors import InvalidInputError
 from manylora.platform.usage import UsageLine
@@ -45,7 +46,7 @@ _FIELDS = (
 @router.get("/records")
 def usage_records(request: Request, tenant: UsageScope) -> Response:
     """A page of rows, oldest first; `x-next-page`, if there, is the `page` of the next one."""
-    query = _query(request)
+    query = read_query(request, _PARAMETERS)
     write, media_type = _format(query.get("format", "jsonl"))
     start, end = _range(query)
     with services_of(request).db.read() as session:
@@ -54,7 +55,7 @@ def usage_records(request: Request, tenant: UsageScope) -> Response:
             tenant_id=tenant.id if tenant else None,
             start_us=start,
             end_us=end,
-            limit=_limit(query.get("limit")),
+            limit=read_limit(query.get("limit"), default=_DEFAULT_LIMIT, most=MAX_LIMIT),
             after=_page(query.get("page")),
         )
     headers = {"x-next-page": found.next_page} if found.next_page else {}
@@ -65,16 +66,6 @@ def record_json(line: UsageLine) -> dict[str, Any]:
     """A row as the API shows it."""
     row = {field: getattr(line.record, field) for field in _FIELDS}
     return row | {"tenant": line.tenant, "occurred_at": to_iso(line.record.occurred_at)}
-
-
-def _query(request: Request) -> dict[str, str]:
-    for name in request.query_params:
-        if name not in _PARAMETERS:
-            raise InvalidInputError(
-                f"unknown query parameter; these are read: {', '.join(_PARAMETERS)}",
-                param=name[:64],
-            )
-    return dict(request.query_params)
 
 
 def _format(name: str) -> tuple[Callable[[Sequence[UsageLine]], bytes], str]:
@@ -93,14 +84,6 @@ def _range(query: dict[str, str]) -> tuple[int | None, int | None]:
     if start is not None and end is not None and end <= start:
         raise InvalidInputError("end_time must be after start_time", param="end_time")
     return start, end
-
-
-def _limit(text: str | None) -> int:
-    if text is None:
-        return _DEFAULT_LIMIT
-    if not text.isdecimal() or len(text) > 9 or not 1 <= int(text) <= MAX_LIMIT:
-        raise InvalidInputError(f"limit must be 1 to {MAX_LIMIT}", param="limit")
-    return int(text)
 
 
 def _page(text: str | None) -> str | None:
