@@ -9,12 +9,13 @@ import json
 import os
 import resource
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, NoReturn
 
 import typer
 
-from manylora.engine.errors import ModelError
+from manylora.engine.errors import ModelError, RecordingError
 from manylora.platform.command_line import named_folders, spread_lora_modules, with_settings
 from manylora.platform.errors import DatabaseError, DemoError, PlatformError
 from manylora.platform.settings import Settings, SettingsError, offline_settings
@@ -31,13 +32,14 @@ people = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(people, name="operator", help="The people who sign in to /admin.")
 
 ACCEPTED, REFUSED, USAGE_ERROR = 0, 1, 2
+EXPECTED = (SettingsError, ModelError, RecordingError, PlatformError, DatabaseError, DemoError)
 
 
 def main() -> None:
     """Run a command; an expected failure is one line on standard error."""
     try:
         app(spread_lora_modules(sys.argv[1:]))
-    except (SettingsError, ModelError, PlatformError, DatabaseError, DemoError) as error:
+    except EXPECTED as error:
         _fail(str(error))
 
 
@@ -134,6 +136,41 @@ def generate(
     said = f"{done.num_answers} lines answered, {done.num_errors} with errors{found}"
     typer.echo(said, err=True)
     raise typer.Exit(1 if done.num_errors else 0)
+
+
+_RECORDING = typer.Argument(metavar="FILE", help="what `--step-trace` wrote")
+
+
+@app.command("replay")
+def replay_recording(
+    file: Annotated[Path, _RECORDING],
+    perfetto: Annotated[Path | None, typer.Option(help="write a Perfetto trace there too")] = None,
+) -> None:
+    """Take recorded steps again; exit 0 all came out alike, 1 one differs, 2 unreadable."""
+    from manylora.engine.perfetto import write_perfetto
+    from manylora.engine.replay import replay
+
+    found = replay(file)
+    if perfetto is not None:
+        try:
+            _say(f"wrote {write_perfetto(file, perfetto)} events to {perfetto}")
+        except OSError as error:
+            _fail(f"cannot write {perfetto}: {error.strerror}")
+    _say(str(found))
+    raise typer.Exit(ACCEPTED if found.difference is None else REFUSED)
+
+
+@app.command("advise")
+def advise_on_recording(
+    file: Annotated[Path, _RECORDING],
+    as_json: Annotated[bool, typer.Option("--json", help="all numbers, as JSON")] = False,
+) -> None:
+    """Say what prefix caching would give recorded traffic, or gives, by tenant and adapter."""
+    from manylora.engine.advice_text import advice_text
+    from manylora.engine.advise import advise
+
+    advice = advise(file)
+    _say(json.dumps(asdict(advice)) if as_json else advice_text(advice))
 
 
 @schema.command("upgrade")

@@ -5,7 +5,14 @@ from pathlib import Path
 
 from manylora.engine import SamplingParams
 from manylora.engine.api import STEP_TOKEN_BOUNDS, Request
+from manylora.engine.recording import RowsRecord
 from support.engine import make_llm
+
+LENGTHS = {"short": 3, "middling": 5, "long": 60}  # of the prompts, each on an adapter of its own
+
+
+def is_prefill(rows: RowsRecord) -> bool:
+    return rows.first_position < LENGTHS[rows.request_id]
 
 
 def test_one_step_holds_three_adapters_a_prefill_chunk_and_a_decode(
@@ -14,10 +21,10 @@ def test_one_step_holds_three_adapters_a_prefill_chunk_and_a_decode(
     params = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
     with make_llm(tiny_model, max_num_batched_tokens=16) as llm:
         adapters = [llm.load_adapter(folder) for folder in tiny_adapters.values()]
-        for index, (adapter, length) in enumerate(zip(adapters, (3, 5, 60), strict=True)):
+        for name, adapter, length in zip(LENGTHS, adapters, LENGTHS.values(), strict=True):
             llm.core.add(
                 Request(
-                    request_id=str(index),
+                    request_id=name,
                     prompt_token_ids=tuple(range(length)),
                     params=params,
                     tenant="t",
@@ -30,9 +37,9 @@ def test_one_step_holds_three_adapters_a_prefill_chunk_and_a_decode(
         mixed = [
             step
             for step in llm.core.trace
-            if {rows.digest for rows in step.rows} == {a.digest for a in adapters}
-            and any(rows.is_prefill and rows.num_tokens > 1 for rows in step.rows)
-            and any(not rows.is_prefill for rows in step.rows)
+            if {rows.request_id for rows in step.rows} == set(LENGTHS)
+            and any(is_prefill(rows) and rows.num_tokens > 1 for rows in step.rows)
+            and any(not is_prefill(rows) for rows in step.rows)
         ]
 
     assert mixed

@@ -1,13 +1,13 @@
 """From options to a loaded engine."""
 
 import secrets
+import time
 from pathlib import Path
 
 import torch
 
 from manylora.engine.adapters import AdapterCache
 from manylora.engine.api import EngineInfo
-from manylora.engine.blocks import BlockPool
 from manylora.engine.config import EngineConfig
 from manylora.engine.core import EngineCore
 from manylora.engine.counters import report_start
@@ -15,11 +15,11 @@ from manylora.engine.errors import InvalidRequestError
 from manylora.engine.models.config import DecoderConfig
 from manylora.engine.models.source import ModelSource, resolve_model
 from manylora.engine.models.weights import Weights
-from manylora.engine.policy import POLICIES
+from manylora.engine.recording import Header
 from manylora.engine.runner import ModelRunner, kv_shape
-from manylora.engine.scheduler import Scheduler
-from manylora.engine.slots import AdapterSlots
 from manylora.engine.text.processor import TextProcessor
+from manylora.engine.trace import StepTrace
+from manylora.engine.trace_file import TraceFile
 
 
 def build_engine(config: EngineConfig) -> EngineCore:
@@ -46,13 +46,20 @@ def build_engine(config: EngineConfig) -> EngineCore:
         store=None if config.adapter_store is None else Path(config.adapter_store),
     )
     info = _describe(config, source, runner, dtype, max_model_len)
+    header = _header(config, info)
+    scheduler = header.scheduler(
+        adapter_ready=adapters.is_loaded,
+        cache_secret=secrets.token_bytes(32),  # of this process: its KV does not outlive it either
+    )
+    trace = StepTrace(scheduler, _trace_file(config, header))
     report_start(info)
     return EngineCore(
         info=info,
         text=TextProcessor.from_folder(source.folder),
         runner=runner,
         adapters=adapters,
-        scheduler=_build_scheduler(config, source, runner, adapters, dtype),
+        scheduler=scheduler,
+        trace=trace,
         max_num_waiting=config.max_num_waiting,
         seed=config.seed,
     )
@@ -111,29 +118,28 @@ def _build_runner(
     )
 
 
-def _build_scheduler(
-    config: EngineConfig,
-    source: ModelSource,
-    runner: ModelRunner,
-    adapters: AdapterCache,
-    dtype: str,
-) -> Scheduler:
-    blocks = BlockPool(
-        runner.kv.num_blocks, config.block_size, prefix_caching=config.enable_prefix_caching
-    )
-    return Scheduler(
-        blocks,
-        AdapterSlots(config.max_loras),
-        policy=POLICIES[config.scheduling_policy](),
-        max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=config.max_num_batched_tokens,
-        long_prefill_token_threshold=config.long_prefill_token_threshold,
-        base_digest=source.digest,
-        kv_dtype=dtype,
-        cache_secret=secrets.token_bytes(32),  # of this process: its KV does not outlive it either
+def _header(config: EngineConfig, info: EngineInfo) -> Header:
+    """What the scheduler is made from, here and where its steps are replayed."""
+    return Header(
+        at=time.monotonic(),
+        unix_seconds=time.time(),
+        engine=info,
+        scheduling_policy=config.scheduling_policy,
+        enable_prefix_caching=config.enable_prefix_caching,
         share_base_prefixes=config.share_base_prefixes,
-        adapter_ready=adapters.is_loaded,
+        long_prefill_token_threshold=config.long_prefill_token_threshold,
     )
+
+
+def _trace_file(config: EngineConfig, header: Header) -> TraceFile | None:
+    if config.step_trace is None:
+        return None
+    try:
+        return TraceFile(Path(config.step_trace), header, max_bytes=config.step_trace_max_bytes)
+    except OSError as error:
+        raise InvalidRequestError(
+            f"step_trace: cannot write {config.step_trace}: {error.strerror}", param="step_trace"
+        ) from error
 
 
 def _describe(

@@ -49,6 +49,8 @@ class EngineConfig:
     max_cpu_loras: int = _option(64, "adapters kept in host memory")
     max_lora_rank: int = _option(64, "highest adapter rank accepted")
     adapter_store: str | None = _option(None, "folder of checked adapters, one folder per digest")
+    step_trace: str | None = _option(None, "file to record all steps in, for `manylora replay`")
+    step_trace_max_bytes: int = _option(1 << 28, "most bytes of that file; then it ends")
     threads: int | None = _option(None, "CPU threads; default: one per core")
     seed: int = _option(0, "seed of requests that bring none")
 
@@ -70,6 +72,7 @@ class EngineConfig:
             "max_loras",
             "max_cpu_loras",
             "max_lora_rank",
+            "step_trace_max_bytes",
             "threads",
         ):
             value = getattr(self, name)

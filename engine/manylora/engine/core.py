@@ -52,6 +52,7 @@ class EngineCore:
         runner: ModelRunner,
         adapters: AdapterCache,
         scheduler: Scheduler,
+        trace: StepTrace,
         max_num_waiting: int,
         seed: int,
         clock: Callable[[], float] = time.monotonic,
@@ -61,7 +62,7 @@ class EngineCore:
         self.runner = runner
         self.adapters = adapters
         self.scheduler = scheduler
-        self.trace = StepTrace()
+        self.trace = trace
         self.counters = Counters()
         self.preemptions = PreemptionLog(info)
         self._max_num_waiting = max_num_waiting
@@ -109,6 +110,7 @@ class EngineCore:
         sequence.life.wait(WaitCause.STEP, arrived)
         self.sequences[request.request_id] = sequence
         self.scheduler.add(sequence)
+        self.trace.added(sequence, arrived)
 
     def next_seed(self) -> int:
         """The seed of the next request that brings none: all follow from the engine's seed."""
@@ -123,20 +125,22 @@ class EngineCore:
 
     def step(self) -> list[RequestOutput]:
         """Take one step; the deltas of every sequence that got a token or ended."""
-        self._step_began = self._clock()
+        self._step_began = began = self._clock()
         outputs = self._finish_loads()
+        self.trace.ready(self.adapters.digests, began)
         batch = self.scheduler.schedule()
         self._explain(batch)
         for slot, digest in batch.fills:
             self.runner.fill_slot(slot, self.adapters.get(digest))
         if batch.entries:
-            self.trace.add(batch)
+            self.trace.add(batch, began)
             outputs += self._sample(batch, self.runner.run(batch))
         self.adapters.make_ready(self.scheduler.adapters_by_need())
         self._drop_unneeded()
         now = self._clock()
         if self._reporter.is_due(now):
             self._reporter.report(self.stats(), now)
+        self.trace.end_step(now, is_last=not self.has_work)
         self._step_began = None
         return outputs
 
@@ -152,7 +156,12 @@ class EngineCore:
     def stats(self) -> EngineStats:
         return snapshot(self)
 
+    def flush_trace(self) -> None:
+        """Write what is recorded, before a wait of unknown length."""
+        self.trace.flush(self._clock())
+
     def close(self) -> None:
+        self.trace.close()
         self.adapters.close()
 
     def _drop_unneeded(self) -> None:
@@ -165,6 +174,7 @@ class EngineCore:
             slot = self.scheduler.slots.drop(digest)
             if slot is not None:
                 self.runner.empty_slot(slot)
+                self.trace.slot_emptied(slot, digest, self._clock())
             self.adapters.drop(digest)
             self._dropping.remove(digest)
 
@@ -215,6 +225,7 @@ class EngineCore:
         if sampled.token_id is None:
             logger.warning("logits_not_finite", request_id=sequence.request_id)
             self.scheduler.prefixes.forget(sequence)
+            self.trace.prefix_forgotten(sequence, self._clock())
             return self._end(
                 sequence, FinishReason.ERROR, error="the model gave numbers that are not finite"
             )
@@ -226,21 +237,23 @@ class EngineCore:
         if output.finish_reason is not None:
             sequence.life.stamp(StageName.LAST_TOKEN, now)
             sequence.life.stamp(StageName.DETOKENISED, self._clock())
-            self._forget(sequence)
+            self._forget(sequence, output.finish_reason)
         return replace(output, metrics=self._metrics(sequence))
 
     def _end(
         self, sequence: Sequence, reason: FinishReason, *, error: str | None = None
     ) -> RequestOutput:
-        self._forget(sequence)
+        self._forget(sequence, reason)
         sequence.finish(reason, error=error)
         return final_output(sequence, self._metrics(sequence))
 
-    def _forget(self, sequence: Sequence) -> None:
-        sequence.life.wait(None, self._clock())
+    def _forget(self, sequence: Sequence, reason: FinishReason) -> None:
+        now = self._clock()
+        sequence.life.wait(None, now)
         self.counters.ended(sequence)
         self.preemptions.ended(sequence)
         self.scheduler.remove(sequence)
+        self.trace.removed(sequence, reason, now)
         del self.sequences[sequence.request_id]
 
     def _metrics(self, sequence: Sequence) -> RequestMetrics:

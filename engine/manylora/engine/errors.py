@@ -52,6 +52,10 @@ class ModelError(EngineError):
     """A base model cannot be found or loaded; the message says what to try instead."""
 
 
+class RecordingError(EngineError):
+    """A recorded step trace cannot be read; the message names the line."""
+
+
 class EngineOverloadedError(EngineError):
     """The waiting queue is full; try again after `retry_after` seconds."""
 

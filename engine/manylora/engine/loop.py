@@ -96,6 +96,8 @@ class EngineThread:
     def _take_calls(self) -> bool:
         """Run all that waits, or wait for the first when idle; False to stop."""
         wait = not self._core.has_work
+        if wait:
+            self._core.flush_trace()
         while True:
             try:
                 call = self._inbox.get(block=wait)

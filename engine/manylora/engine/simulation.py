@@ -7,10 +7,12 @@ the engine, whose scheduler knows neither model nor clock.
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from manylora.engine.api import FinishReason, Request
+from manylora.engine.api import FinishReason, Request, TokenLogprob
 from manylora.engine.schedule import ScheduledBatch
 from manylora.engine.scheduler import Scheduler
 from manylora.engine.sequence import Sequence
+
+NO_LOGPROB = TokenLogprob(0, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +22,8 @@ class Arrival:
     at: float
     request: Request
     num_output_tokens: int
-    block_hashes: tuple[bytes, ...] = ()  # of its prompt's full blocks, where tokens are not known
+    # Of its full blocks, the prompt's and then the output's, where the tokens are not known.
+    block_hashes: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +51,18 @@ class StepCost:
 
     def __call__(self, batch: ScheduledBatch) -> float:
         return self.step + self.token * batch.num_tokens
+
+
+def compute(batch: ScheduledBatch, scheduler: Scheduler) -> list[Sequence]:
+    """Count a step's tokens as computed, as if by a model; the sequences that sample now."""
+    sampling = [entry.sequence for entry in batch.entries if entry.samples]
+    scheduler.advance(batch)
+    for entry in batch.entries:
+        sequence = entry.sequence
+        if sequence.lacks_prompt_logprobs:
+            known = min(sequence.num_computed_tokens, sequence.num_prompt_tokens - 1)
+            sequence.prompt_logprobs += [NO_LOGPROB] * (known - len(sequence.prompt_logprobs))
+    return sampling
 
 
 @dataclass(slots=True)
@@ -90,9 +105,7 @@ class Simulation:
         self.num_tokens += batch.num_tokens
         self.num_preemptions += len(batch.preempted)
         self.now += self.seconds_of(batch)
-        sampling = [entry.sequence for entry in batch.entries if entry.samples]
-        self.scheduler.advance(batch)
-        for sequence in sampling:
+        for sequence in compute(batch, self.scheduler):
             self._sample(sequence)
         return batch
 
