@@ -86,11 +86,11 @@ class Simulation:
                 sequence.token_ids.append(0)
                 if sequence.num_output_tokens == sequence.request.params.max_tokens:
                     done.append(sequence)
+        for sequence in done:
+            sequence.finish(FinishReason.LENGTH)
         with self._counted():
             for sequence in done:
                 self.scheduler.remove(sequence)
-        for sequence in done:
-            sequence.finish(FinishReason.LENGTH)
         self._top_up()
 
     @contextmanager
@@ -128,7 +128,6 @@ def _arrivals() -> Iterator[EngineSequence]:
                 adapter=AdapterRef(f"adapter-{adapter}"),
             ),
             token_ids=prompt,
-            arrival_time=0.0,
         )
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from manylora.engine.api import AdapterRef, Request, SamplingParams
 from manylora.engine.core import EngineCore
-from manylora.engine.scheduler import ScheduledBatch
+from manylora.engine.schedule import ScheduledBatch
 
 CLOCKS = {"wall": time.perf_counter, "cpu": time.thread_time}  # seconds
 

@@ -115,6 +115,7 @@ def generate(
     top_k: Annotated[int, typer.Option(help="0: no limit")] = 0,
 ) -> None:
     """Answer prompts from a file; exit 0 all answered, 1 some lines had errors, 2 usage."""
+    adapters = named_folders(lora_modules or [])
     from manylora.engine.logs import configure_logs
     from manylora.generate.run import generate_file
 
@@ -129,7 +130,7 @@ def generate(
             "top_p": top_p,
             "top_k": top_k,
         },
-        adapters=named_folders(lora_modules or []),
+        adapters=adapters,
     )
     found = f", {done.num_found} of them by earlier runs" if done.num_found else ""
     said = f"{done.num_answers} lines answered, {done.num_errors} with errors{found}"

@@ -1,5 +1,6 @@
 """What each family's config means: transformers' modules and defaults, or one line why not."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -65,6 +66,7 @@ def test_absent_fields_mean_what_they_mean_to_transformers(name: str) -> None:
         ("phi3", {"rope_theta": 2e4, "partial_rotary_factor": 0.75}),
         ("phi3", {"rope_scaling": {"type": "longrope"} | DIVISORS}),
         ("qwen2", {"use_sliding_window": True, "max_window_layers": 5}),
+        ("qwen3", {"use_sliding_window": True, "num_hidden_layers": 30}),
         ("qwen3_moe", {"use_sliding_window": True, "decoder_sparse_step": 2, **EXPERTS}),
         ("smollm3", {"use_sliding_window": True, "sliding_window": 7, "no_rope_layer_interval": 3}),
         ("llama", {"rope_theta": 5e5, "rope_scaling": {"type": "linear", "factor": 2.0}}),
@@ -74,7 +76,7 @@ def test_absent_fields_mean_what_they_mean_to_transformers(name: str) -> None:
 def test_older_spellings_mean_what_they_mean_to_transformers(
     name: str, old: dict[str, Any]
 ) -> None:
-    full = AutoConfig.for_model(name, **MINIMAL, **_copy(old)).to_dict()
+    full = AutoConfig.for_model(name, **(MINIMAL | _copy(old))).to_dict()
 
     assert DecoderConfig.from_dict(
         {"model_type": name, **MINIMAL, **old}
@@ -130,3 +132,9 @@ def test_what_a_family_does_not_support_is_named(
 
 def test_every_supported_model_type_is_tried_here() -> None:
     assert set(TINY_FAMILIES) == set(FAMILIES)
+
+
+def test_every_supported_model_type_is_documented() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "models.md").read_text()
+
+    assert {name for name in FAMILIES if f"\n| `{name}` |" not in page} == set()

@@ -1,7 +1,10 @@
 """Logs are lines for programs, and an error's line holds no local variables."""
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import structlog
@@ -44,3 +47,19 @@ def test_less_than_the_level_is_not_told(capsys: pytest.CaptureFixture[str]) -> 
     structlog.get_logger().warning("loud")
 
     assert [json.loads(line)["event"] for line in capsys.readouterr().err.splitlines()] == ["loud"]
+
+
+def test_an_engine_of_ones_own_keeps_standard_output_clean(tiny_model: Path) -> None:
+    code = (
+        "import sys; from manylora.engine import LLM, SamplingParams\n"
+        "with LLM(sys.argv[1], dtype='float32', num_kv_blocks=8) as llm:\n"
+        "    llm.generate([[1, 2, 3]], SamplingParams(max_tokens=2))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tiny_model)], capture_output=True, text=True, check=True
+    )
+
+    assert done.stdout == ""
+    ready = json.loads(done.stderr.splitlines()[0])
+    assert ready["event"] == "engine_ready"
+    assert (ready["kv_blocks"], ready["full_length_requests"]) == (8, 1.0)

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from structlog.testing import capture_logs
 
 from manylora.engine.api import EngineInfo, Remedies
 from manylora.engine.preemptions import PreemptionLog
+from manylora.engine.remedies import advise
 from manylora.engine.schedule import ScheduledBatch
 from manylora.engine.simulation import Arrival, Simulation
 from support.simulated import arrival, make_scheduler
@@ -160,6 +162,19 @@ def test_the_line_says_who_by_how_much_and_how_often_in_plain_words() -> None:
     assert f"--max-num-seqs {found.max_num_seqs} (now 16)" in last
     assert f"--max-model-len {found.max_model_len} (now 2048)" in last
     assert "--max-num-batched-tokens" in last
+
+
+def test_a_dtype_is_advised_only_where_its_bytes_suffice() -> None:
+    def advised(now: str, factor: float) -> str | int | None:
+        found = replace(Watched(burst).remedies, kv_bytes_factor=factor)
+        options = advise(found, replace(engine_info(**OPTIONS), dtype=now))
+        return next(advice.value for advice in options if advice.option == "--dtype")
+
+    assert advised("float32", 1.0) == "bfloat16"  # and not float32 again
+    assert advised("float64", 0.5) == "float32"
+    assert advised("float64", 0.49) == "bfloat16"
+    assert advised("float32", 0.49) is None
+    assert advised("bfloat16", 0.99) is None
 
 
 def test_a_storm_of_preemptions_is_counted_and_not_told_one_by_one() -> None:

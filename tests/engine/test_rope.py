@@ -41,6 +41,8 @@ VARIANTS: list[tuple[str, dict[str, Any], int]] = [
     ("llama", LLAMA3, LONG),
     ("llama", YARN, LONG),
     ("llama", YARN | {"beta_fast": 8, "beta_slow": 2, "truncate": False}, LONG),
+    ("llama", YARN | {"original_max_position_embeddings": 4096}, LONG),
+    ("llama", YARN | {"original_max_position_embeddings": 4}, LONG),  # a ramp without a length
     ("llama", YARN | {"attention_factor": 0.7}, LONG),
     ("llama", YARN | {"mscale": 0.8, "mscale_all_dim": 0.4}, LONG),
     ("llama", DYNAMIC, LONG),

@@ -135,6 +135,23 @@ def test_a_bad_line_is_an_error_by_its_id_and_the_others_go_on(
     assert [told[n].get("id") for n in range(1, 5)] == [None, "x", 10**30, None]
 
 
+def test_an_adapter_is_read_once_however_many_lines_name_it(
+    config: EngineConfig, folder: Path, adapter: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "empty").mkdir()
+    write(*({"prompt": "a", "adapter": name} for name in ["empty", str(adapter)] * 3))
+    read: list[Path] = []
+    load = LLM.load_adapter
+    monkeypatch.setattr(
+        LLM, "load_adapter", lambda llm, path: [read.append(path), load(llm, path)][1]
+    )
+
+    generate(config)
+
+    assert read == [Path("empty"), adapter]
+    assert [("error" in answers()[n]) for n in range(6)] == [True, False] * 3
+
+
 def test_a_run_cut_off_anywhere_ends_as_if_it_never_was(config: EngineConfig) -> None:
     """Sampled lines too: each draws from its own place, whatever was done before."""
     write(*({"prompt": f"p{n}", "temperature": n % 2, "max_tokens": 1 + n % 7} for n in range(24)))

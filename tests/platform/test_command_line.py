@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from manylora.platform.command_line import spread_lora_modules
 from manylora.platform.db import open_database
 from manylora.platform.demo import OPERATOR_EMAIL, first_operator
 from manylora.platform.operators import sign_in
@@ -79,6 +80,9 @@ def test_a_refused_adapter_exits_1_with_reasons_as_json(tmp_path: Path, model: P
         ["serve", "--nosuch", "1"],
         ["serve", "--config", "/nosuch.toml"],
         ["serve", "--model", "/no such model"],
+        ["generate", "/nosuch.jsonl"],
+        ["generate", "--output", "out.jsonl"],
+        ["generate", "/nosuch.jsonl", "--output", "out.jsonl", "--port", "1"],
     ],
 )
 def test_a_usage_error_exits_2_in_a_few_words(arguments: list[str], tmp_path: Path) -> None:
@@ -99,6 +103,9 @@ def test_a_usage_error_exits_2_in_a_few_words(arguments: list[str], tmp_path: Pa
         (["serve", "--data-dir", "/dev/null"], "data_dir"),
         (["db", "upgrade", "--database-url", "postgresql://127.0.0.1:1/x"], "127.0.0.1:1/x does"),
         (["db", "upgrade", "--data-dir", "/proc/nowhere"], "data_dir"),
+        (["generate", "/nosuch.jsonl", "--output", "/nosuch/out"], "no file /nosuch.jsonl"),
+        (["generate", __file__, "--output", "o", "--lora-modules", "a"], "form name=path"),
+        (["generate", __file__, "--output", "o", "--lora-modules", "a=/x", "a=/y"], "given twice"),
         (["db", "current", "--data-dir", "/nowhere"], "/nowhere/manylora.db"),
         (["operator", "reset-password", "a@b", "--data-dir", "/nowhere"], "/nowhere/manylora.db"),
     ],
@@ -135,6 +142,20 @@ def test_an_operators_password_is_reset(tmp_path: Path) -> None:
         assert sign_in(database, email=OPERATOR_EMAIL, password=found.stdout.strip())
     assert (nobody.returncode, nobody.stdout) == (2, "")
     assert "no operator" in nobody.stderr
+
+
+@pytest.mark.parametrize(
+    ("given", "read"),
+    [
+        ("x --lora-modules a=1 b=2 c=3 --seed 1", "x -L a=1 -L b=2 -L c=3 --seed 1"),
+        ("--lora-modules a=1 --lora-modules b=2 in.jsonl", "-L a=1 -L b=2 in.jsonl"),
+        ("--lora-modules a=1 --config=a.toml b=2", "-L a=1 --config=a.toml b=2"),
+        ("--seed a=1 b=2", "--seed a=1 b=2"),
+        ("generate --lora-modules", "generate -L"),
+    ],
+)
+def test_one_option_may_name_several_adapters_as_in_vllm(given: str, read: str) -> None:
+    assert spread_lora_modules(given.split()) == read.replace("-L", "--lora-modules").split()
 
 
 def test_every_setting_is_an_option_but_the_secret_ones(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import anyio
@@ -65,6 +66,31 @@ def test_sampling_reaches_the_engine(bed: TestBed) -> None:
     assert asked.logit_bias == {7: -100, 0: 2.5}
     assert (default.max_tokens, default.temperature, default.top_p) == (16, 1.0, 1.0)
     assert (default.seed, default.stop, default.ignore_eos) == (None, (), False)
+
+
+def test_the_salt_of_cached_prefixes_and_how_text_is_cut_reach_the_engine(bed: TestBed) -> None:
+    ask(bed, prompt="x", cache_salt="s", include_stop_str_in_output=True, skip_special_tokens=False)
+    ask(bed, prompt="x")
+
+    asked, default = bed.engine.requests
+    assert (asked.cache_salt, default.cache_salt) == ("s", None)
+    assert asked.params.include_stop_str_in_output
+    assert not asked.params.skip_special_tokens
+    assert default.params.skip_special_tokens
+
+
+def test_a_priority_counts_only_under_the_policy_that_heeds_it(
+    bed: TestBed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused = ask(bed, prompt="x", priority=-5)
+    nothing_asked = ask(bed, prompt="x", priority=0)
+    heeding = replace(INFO, scheduling_policy="priority")
+    monkeypatch.setattr("support.fake_engine.INFO", heeding)
+    taken = ask(bed, prompt="x", priority=-5)
+
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "priority")
+    assert (nothing_asked.status_code, taken.status_code) == (200, 200)
+    assert [request.priority for request in bed.engine.requests] == [0, -5]
 
 
 def test_the_default_limit_is_16_or_what_is_left(bed: TestBed) -> None:

@@ -11,6 +11,7 @@ import pytest
 from starlette.datastructures import UploadFile
 
 from manylora.engine.api import EngineStats, SlotStats
+from manylora.engine.lifecycle import WaitCause
 from manylora.platform import registry
 from support.app import ADMIN_TOKEN, TestBed
 
@@ -306,3 +307,14 @@ def test_the_engine_tells_its_facts_and_load(bed: TestBed) -> None:
 
     assert answer["info"]["max_model_len"] == 512
     assert (answer["stats"]["num_running"], answer["stats"]["slots"][0]["holds"]) == (3, 3)
+
+
+def test_the_engine_tells_the_queue_by_cause(bed: TestBed) -> None:
+    bed.engine.snapshot = EngineStats(
+        waiting_by_cause={WaitCause.KV_BLOCKS: 2}, queued_seconds_by_cause={WaitCause.STEP: 0.5}
+    )
+
+    stats = call(bed, "GET", "/api/v1/engine").json()["stats"]
+
+    assert stats["waiting_by_cause"] == {"kv_blocks": 2}
+    assert stats["queued_seconds_by_cause"] == {"step": 0.5}

@@ -182,7 +182,7 @@ class RecordedScheduler:
 
     def fail(self, sequence: EngineSequence) -> None:
         """As when its logits were not finite."""
-        self.scheduler.forget_prefix(sequence)
+        self.scheduler.prefixes.forget(sequence)
         self.trace.prefix_forgotten(sequence, self.now)
         self.remove(sequence, FinishReason.ERROR)
 

@@ -21,6 +21,7 @@ def test_every_page_has_one_title_and_headings_without_gaps(signed_in):
 
     for path in (
         "",
+        "/engine",
         "/tenants",
         "/tenants/acme",
         "/adapters",

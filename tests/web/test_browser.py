@@ -195,10 +195,11 @@ def test_signing_in_leads_to_the_page_that_was_asked_for_and_out_again(page):
     expect(page).to_have_url(re.compile(r"/admin/login\?next="))
 
 
+@pytest.mark.parametrize("path", ["/admin", "/admin/engine"])
 @pytest.mark.parametrize("scripted", [True], indirect=True)
-def test_the_overview_follows_the_engine_by_itself(page, site):
-    sign_in(page)
-    expect(page.get_by_text("ready", exact=True)).to_be_visible()
+def test_a_page_about_the_engine_follows_it_by_itself(page, site, path):
+    sign_in(page, path)
+    expect(page.get_by_role("heading", name="Slot map")).to_be_visible()
 
     site.engine.alive = False
 
@@ -218,6 +219,7 @@ def test_no_page_is_wider_than_the_window(page, site, width):
 
     for path in (
         "",
+        "/engine",
         "/tenants",
         "/tenants/acme",
         "/adapters",

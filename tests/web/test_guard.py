@@ -228,6 +228,7 @@ def test_pages_hold_no_inline_script_or_style(site):
 
     for path in (
         "",
+        "/engine",
         "/tenants/acme",
         f"/adapters/{upload.adapter.id}",
         "/keys",

@@ -224,6 +224,7 @@ class EngineInfo:
     max_num_batched_tokens: int
     max_loras: int
     max_lora_rank: int
+    scheduling_policy: str = "fair"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

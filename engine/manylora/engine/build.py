@@ -158,4 +158,5 @@ def _describe(
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_loras=config.max_loras,
         max_lora_rank=config.max_lora_rank,
+        scheduling_policy=config.scheduling_policy,
     )

@@ -224,7 +224,7 @@ class EngineCore:
             return None
         if sampled.token_id is None:
             logger.warning("logits_not_finite", request_id=sequence.request_id)
-            self.scheduler.forget_prefix(sequence)
+            self.scheduler.prefixes.forget(sequence)
             self.trace.prefix_forgotten(sequence, self._clock())
             return self._end(
                 sequence, FinishReason.ERROR, error="the model gave numbers that are not finite"

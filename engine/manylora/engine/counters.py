@@ -39,7 +39,8 @@ class Counters:
         for sequence in batch.started:
             if sequence.num_preemptions == 0:
                 self.prompt_tokens += sequence.num_prompt_tokens
-                self.prefix_queried_tokens += sequence.num_prompt_tokens
+                if not sequence.lacks_prompt_logprobs:  # it looks nothing up
+                    self.prefix_queried_tokens += sequence.num_prompt_tokens
                 self.prefix_hit_tokens += sequence.num_cached_tokens
         for entry in batch.entries:
             start, sequence = entry.positions.start, entry.sequence

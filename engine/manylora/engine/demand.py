@@ -26,6 +26,8 @@ class Demand:
         self._latest: deque[int] = deque()
         self._sorted: list[int] = []
         self._sums: list[int] | None = None  # of the i greatest
+        self._demands: list[tuple[int, int]] | None = None  # of those that run in this step
+        self._most_tokens = 0  # all of them at their ends
 
     def ended(self, length: int) -> None:
         """A request ended after `length` output tokens."""
@@ -45,13 +47,24 @@ class Demand:
 
         Longer than all, it is expected to go on for as long as it has (or for a block).
         """
-        done = sequence.num_output_tokens
+        done = len(sequence.token_ids) - len(sequence.request.prompt_token_ids)
         most = sequence.request.params.max_tokens - done
         if self._sums is None:
             self._sums = [0, *accumulate(reversed(self._sorted))]
         count = len(self._sorted) - bisect_right(self._sorted, done)
         left = self._sums[count] // count - done if count else max(done, self._blocks.block_size)
         return min(most, left)
+
+    def begin_step(self) -> None:
+        """Forget what was expected of those that run: they have moved on, or are others."""
+        self._demands = None
+
+    def started(self, sequence: Sequence) -> None:
+        """One more runs in this step."""
+        if self._demands is not None:
+            demand = self._demand(sequence)
+            self._demands.append(demand)
+            self._most_tokens += sum(demand)
 
     def fits_now(
         self, running: Ordered[Sequence], newcomer: Sequence, cached: Ordered[int]
@@ -69,14 +82,25 @@ class Demand:
         self, running: Ordered[Sequence], newcomer: Sequence, cached: Ordered[int]
     ) -> bool:
         """Whether the expected peak of all their demand fits, so that nobody need give way."""
-        size = self._blocks.block_size
-        demands = [
-            (max(s.num_tokens, len(s.block_table) * size), self.expect_left(s)) for s in running
-        ]
-        demands.append((newcomer.num_tokens, self.expect_left(newcomer)))
-        held = sum(len(s.block_table) for s in running) + len(cached)
+        demands = self._demands_of(running)
+        new = self._demand(newcomer)
+        size, limit = self._blocks.block_size, self._blocks.num_blocks
+        held = sum([len(s.block_table) for s in running]) + len(cached)
         shared = held - self._blocks.num_used - self._blocks.count_free(cached)
-        return peak_blocks(demands, size) - shared <= self._blocks.num_blocks or not running
+        if (self._most_tokens + sum(new)) // size + len(demands) + 1 - shared <= limit:
+            return True  # even if all were longest at once
+        return peak_blocks([*demands, new], size) - shared <= limit or not running
+
+    def _demands_of(self, running: Ordered[Sequence]) -> list[tuple[int, int]]:
+        if self._demands is None:
+            self._demands = [self._demand(sequence) for sequence in running]
+            self._most_tokens = sum([now + left for now, left in self._demands])
+        return self._demands
+
+    def _demand(self, sequence: Sequence) -> tuple[int, int]:
+        """(Tokens that it has blocks for or knows, tokens still to come)."""
+        held = len(sequence.block_table) * self._blocks.block_size
+        return max(len(sequence.token_ids), held), self.expect_left(sequence)
 
 
 def peak_blocks(demands: Iterable[tuple[int, int]], block_size: int) -> int:

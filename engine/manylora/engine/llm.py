@@ -8,6 +8,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+import structlog
+
 from manylora.engine.api import (
     AdapterInfo,
     EngineStats,
@@ -22,6 +24,7 @@ from manylora.engine.build import build_engine
 from manylora.engine.completions import params_of_completions
 from manylora.engine.config import EngineConfig
 from manylora.engine.errors import EngineError, InvalidRequestError
+from manylora.engine.logs import configure_logs
 from manylora.engine.progress import ProgressBar
 
 Prompt = str | Sequence[int]
@@ -69,6 +72,8 @@ class LLM:
     """
 
     def __init__(self, model: str | Path, **options: Any) -> None:
+        if not structlog.is_configured():  # its default writes to standard output
+            configure_logs("info")
         options.setdefault("max_num_waiting", sys.maxsize)  # there is no client to send away
         self.core = build_engine(EngineConfig(model=str(model), **options))
         self._numbers = itertools.count()

@@ -1,6 +1,6 @@
 """Who goes first, and who gives way: first come, by priority, or fair between tenants."""
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Collection, Iterable, Iterator
 from collections.abc import Sequence as Ordered
 from heapq import heapify, heappop, heapreplace
@@ -161,12 +161,10 @@ class FairByTenant:
 class _Seats:
     """How many sequences of each tenant run, for its weight."""
 
-    def __init__(self, running: Iterable[Sequence]) -> None:
-        self._shares: dict[str, float] = {}
-        newest: dict[str, Sequence] = {}
-        for sequence in running:
-            self._shares[sequence.request.tenant] = self.share(sequence) + _seat(sequence)
-            newest[sequence.request.tenant] = sequence
+    def __init__(self, running: Ordered[Sequence]) -> None:
+        newest = {sequence.request.tenant: sequence for sequence in running}
+        counts = Counter([sequence.request.tenant for sequence in running])
+        self._shares = {tenant: counts[tenant] * _seat(last) for tenant, last in newest.items()}
         richest = max(self._shares, key=lambda tenant: self._shares[tenant], default=None)
         self.newest_of_richest = None if richest is None else newest[richest]
 

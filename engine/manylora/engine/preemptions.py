@@ -7,7 +7,7 @@ import structlog
 
 from manylora.engine.api import EngineInfo, Remedies
 from manylora.engine.demand import KEPT_LENGTHS, Demand
-from manylora.engine.remedies import Demanded, Knobs, find_remedies
+from manylora.engine.remedies import Advice, Demanded, Knobs, advise, find_remedies
 from manylora.engine.schedule import Preemption
 from manylora.engine.scheduler import Scheduler
 from manylora.engine.sequence import Sequence
@@ -16,7 +16,6 @@ logger = structlog.get_logger(__name__)
 
 LINE_SECONDS = 1.0  # at most one line in this time; those between are counted
 KNOWN_ENDS = 16  # fewer ends say nothing: then each is expected to use its max_tokens
-_KV_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 
 
 class PreemptionLog:
@@ -90,21 +89,16 @@ class PreemptionLog:
 
     def _advice(self, found: Remedies) -> str:
         """The four remedies, each with the value that the recorded window asks for."""
-        info = self._info
-        factor = f"{found.kv_bytes_factor:.2f} of its bytes"
-        smaller = _smaller_dtype(info.dtype, found.kv_bytes_factor)
-        less_kv = [f"--dtype {smaller} (now {info.dtype})"] if smaller else []
-        if found.max_model_len is not None:
-            less_kv.append(f"--max-model-len {found.max_model_len} (now {info.max_model_len})")
+        *alone, dtype, length = advise(found, self._info)
+        numbered = "; ".join(f"({n}) {_told(advice)}" for n, advice in enumerate(alone, 1))
+        less_kv = [
+            f"{way.option} {way.value} (now {way.now})"
+            for way in (dtype, length)
+            if way.value is not None
+        ]
         return (
-            "Any one of these would have spared the recorded window its preemptions: "
-            f"(1) more KV blocks: --num-kv-blocks {found.num_kv_blocks} "
-            f"(now {info.num_kv_blocks}); "
-            f"(2) {_flag('fewer sequences at once', 'max-num-seqs', found.max_num_seqs)} "
-            f"(now {info.max_num_seqs}); "
-            f"(3) {_flag('smaller steps', 'max-num-batched-tokens', found.max_num_batched_tokens)} "
-            f"(now {info.max_num_batched_tokens}); "
-            f"(4) less KV a token, {factor}: {' or '.join(less_kv) or 'no option reaches that'}."
+            f"Any one of these would have spared the recorded window its preemptions: {numbered}; "
+            f"(4) {dtype.remedy}: {' or '.join(less_kv) or 'no option reaches that'}."
         )
 
 
@@ -116,17 +110,16 @@ def _gave_way(preemption: Preemption) -> str:
     )
 
 
-def _flag(what: str, name: str, value: int | None) -> str:
-    return f"{what}: no value of --{name} helps" if value is None else f"{what}: --{name} {value}"
+def _told(advice: Advice) -> str:
+    if advice.value is None:
+        value = f"no value of {advice.option} helps"
+    else:
+        value = f"{advice.option} {advice.value}"
+    return f"{advice.remedy}: {value} (now {advice.now})"
 
 
 def _count(number: int, what: str) -> str:
     return f"{number} {what}" if number == 1 else f"{number} {what}s"
-
-
-def _smaller_dtype(dtype: str, factor: float) -> str | None:
-    wanted = factor * _KV_BYTES[dtype]
-    return next((name for name, size in _KV_BYTES.items() if size <= wanted), None)
 
 
 def _demanded(sequence: Sequence, num_tokens: int) -> Demanded:

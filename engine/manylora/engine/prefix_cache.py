@@ -6,7 +6,7 @@ the KV dtype, each by content. Every further link is the hash of one full block 
 
 import hashlib
 import hmac
-from collections.abc import Iterable
+import struct
 from collections.abc import Sequence as Ordered
 
 from manylora.engine.blocks import BlockPool
@@ -40,22 +40,18 @@ def chain_root(
         *(("adapter", adapter_digest) if adapter_digest is not None else ("base",)),
         *("kv", kv_dtype),
     )
-    return _digest(
-        HASH_FORMAT, (part.encode() if isinstance(part, str) else part for part in parts)
-    )
+    state = hashlib.sha256(HASH_FORMAT)
+    for part in parts:
+        content = part.encode() if isinstance(part, str) else part
+        state.update(len(content).to_bytes(8, "little"))
+        state.update(content)
+    return state.digest()
 
 
 def chain_next(parent: bytes, token_ids: Ordered[int]) -> bytes:
     """The hash of a full block after the block (or root) with hash `parent`."""
-    return _digest(parent, (token.to_bytes(8, "little") for token in token_ids))
-
-
-def _digest(head: bytes, parts: Iterable[bytes]) -> bytes:
-    state = hashlib.sha256(head)
-    for part in parts:
-        state.update(len(part).to_bytes(8, "little"))
-        state.update(part)
-    return state.digest()
+    tokens = struct.pack(f"<{len(token_ids)}q", *token_ids)
+    return hashlib.sha256(parent + tokens).digest()
 
 
 class PrefixCache:
@@ -105,6 +101,11 @@ class PrefixCache:
             self._blocks.remember(
                 sequence.block_table[index], hashes[index], sequence.request.tenant
             )
+
+    def forget(self, sequence: Sequence) -> None:
+        """Let no other sequence find the blocks of one whose numbers went wrong."""
+        for block in sequence.block_table:
+            self._blocks.forget(block)
 
     def hashes(self, sequence: Sequence, count: int) -> list[bytes]:
         """The hashes of its first `count` full blocks at least."""

@@ -8,7 +8,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 
-from manylora.engine.api import Remedies
+from manylora.engine.api import EngineInfo, Remedies
+
+_KV_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +32,34 @@ class Knobs:
     max_num_seqs: int
     max_num_batched_tokens: int
     max_model_len: int
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """One option of the command line, and what alone would have spared the window preemptions."""
+
+    remedy: str  # in plain words
+    option: str
+    now: str | int
+    value: str | int | None  # None: no value of this option helps
+
+
+def advise(found: Remedies, info: EngineInfo) -> tuple[Advice, ...]:
+    """The remedies as options, each with its value; the last two are ways to the same one."""
+    less_kv = f"less KV a token, {found.kv_bytes_factor:.2f} of its bytes"
+    dtype = _smaller_dtype(info.dtype, found.kv_bytes_factor)
+    return (
+        Advice("more KV blocks", "--num-kv-blocks", info.num_kv_blocks, found.num_kv_blocks),
+        Advice("fewer sequences at once", "--max-num-seqs", info.max_num_seqs, found.max_num_seqs),
+        Advice(
+            "smaller steps",
+            "--max-num-batched-tokens",
+            info.max_num_batched_tokens,
+            found.max_num_batched_tokens,
+        ),
+        Advice(less_kv, "--dtype", info.dtype, dtype),
+        Advice(less_kv, "--max-model-len", info.max_model_len, found.max_model_len),
+    )
 
 
 def project(window: Sequence[Demanded], knobs: Knobs) -> int:
@@ -111,3 +141,9 @@ def _largest(fits: Callable[[int], bool], low: int, high: int) -> int | None:
         else:
             high = middle - 1
     return low
+
+
+def _smaller_dtype(dtype: str, factor: float) -> str | None:
+    now = _KV_BYTES[dtype]
+    fit = (name for name, size in _KV_BYTES.items() if size < now and size <= factor * now)
+    return next(fit, None)

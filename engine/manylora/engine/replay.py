@@ -116,7 +116,7 @@ class Replayer:
                 if self.scheduler.slots.drop(digest) != slot:
                     return f"adapter {digest} left slot {slot}; replayed: it does not lie there"
             case PrefixForgotten(request_id):
-                self.scheduler.forget_prefix(self._sequence(request_id))
+                self.scheduler.prefixes.forget(self._sequence(request_id))
         return None
 
     def _add(self, event: Added) -> None:

@@ -73,8 +73,14 @@ class Scheduler:
     def schedule(self) -> ScheduledBatch:
         """Choose the next step's tokens and hold what they need."""
         step = Step(self._max_num_batched_tokens)
+        self.demand.begin_step()
+        size = self.blocks.block_size
         for sequence in [s for s in self.running if not s.is_prefilling]:
-            self._continue(sequence, step)
+            if sequence.num_computed_tokens < len(sequence.block_table) * size:
+                if sequence.status is SequenceStatus.RUNNING:
+                    step.give(sequence, 1)
+            else:
+                self._continue(sequence, step)
         if step.preempted:
             step.stop = WaitCause.KV_BLOCKS
         step.starving = any(_is_starving(s) and self._is_ready(s) for s in self.waiting)
@@ -84,13 +90,18 @@ class Scheduler:
 
     def advance(self, batch: ScheduledBatch) -> None:
         """Count a step's tokens as computed, and let its newly full blocks be found."""
+        size = self.blocks.block_size
+        given: dict[str, list[Sequence]] = {}
         for entry in batch.entries:
             sequence = entry.sequence
             if entry.samples:
-                self.policy.served(sequence, output_tokens=1)
+                given.setdefault(sequence.request.tenant, []).append(sequence)
             first = sequence.num_computed_tokens
             sequence.num_computed_tokens += entry.num_tokens
-            self.prefixes.remember(sequence, first)
+            if first % size + entry.num_tokens >= size:
+                self.prefixes.remember(sequence, first)
+        for sequences in given.values():
+            self.policy.served(sequences[0], output_tokens=len(sequences))
 
     def remove(self, sequence: Sequence) -> None:
         """Take a finished or aborted sequence out of its queue and give back what it holds."""
@@ -102,11 +113,6 @@ class Scheduler:
             self._give_back(sequence)
             if sequence.finish_reason is not None:
                 self.demand.ended(sequence.num_output_tokens)
-
-    def forget_prefix(self, sequence: Sequence) -> None:
-        """Let no other sequence find the blocks of one whose numbers went wrong."""
-        for block in sequence.block_table:
-            self.blocks.forget(block)
 
     def adapters_by_need(self) -> list[str]:
         """The adapters that waiting sequences need and no slot has, in the queue's order."""
@@ -154,6 +160,7 @@ class Scheduler:
         step.take_back(victim)
         step.preempted.append(Preemption(victim, blocks_short, tenant, victim.num_computed_tokens))
         self.running.remove(victim)
+        self.demand.begin_step()
         self._give_back(victim)
         victim.status = SequenceStatus.WAITING
         victim.wait_cause = WaitCause.PREEMPTED
@@ -223,25 +230,22 @@ class Scheduler:
         """Start a sequence whose adapter has a slot; or what it lacks."""
         if step.budget == 0:
             return WaitCause.TOKEN_BUDGET
-        cached = self.prefixes.find(sequence)
-        if not self._make_seat(sequence, step):
+        if len(self.running) == self._max_num_seqs and not self._yield_to(sequence, step):
             return WaitCause.SEQUENCE_LIMIT
+        cached = self.prefixes.find(sequence)
         if not self._make_room(sequence, cached, step):
             return WaitCause.KV_BLOCKS
         self._start(sequence, cached, step)
         return None
 
-    def _make_seat(self, sequence: Sequence, step: Step) -> bool:
-        if len(self.running) < self._max_num_seqs:
-            return True
-        return self._yield_to(sequence, step)
-
     def _make_room(self, sequence: Sequence, cached: list[int], step: Step) -> bool:
         """Whether there are blocks for it, now and, as far as can be expected, until it ends."""
         running, demand = self.running, self.demand
-        urgent = self.policy.yielding(running, sequence) is not None
         if demand.fits_now(running, sequence, cached):
-            return urgent or demand.fits_later(running, sequence, cached)
+            goes_first = self.policy.yielding
+            return demand.fits_later(running, sequence, cached) or bool(
+                goes_first(running, sequence)
+            )
         while self._yield_to(sequence, step):
             if demand.fits_now(running, sequence, cached):
                 return True
@@ -270,6 +274,7 @@ class Scheduler:
         self.waiting.remove(sequence)
         sequence.status = SequenceStatus.RUNNING
         self.running.append(sequence)
+        self.demand.started(sequence)
         step.started.append(sequence)
         step.give(sequence, count)
 

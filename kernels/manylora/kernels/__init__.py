@@ -2,7 +2,7 @@
 
 The alphabet of every docstring here: T rows of one step (padded to `Backend.row_multiple`),
 H hidden size, I intermediate size, Q query heads, K KV heads, D head size, V vocabulary,
-R rank of an adapter, N and M output and input features of a linear layer.
+R rank of an adapter, E experts of a mixture, N and M output and input features of a linear layer.
 """
 
 import os

@@ -9,6 +9,7 @@ from manylora.web.guard import HEADERS, Guard, is_admin
 from manylora.web.page_route import problem
 from manylora.web.pages import (
     adapters,
+    engine,
     keys,
     overview,
     requests,
@@ -22,7 +23,19 @@ from manylora.web.pages import (
 from manylora.web.templating import STATIC, STATIC_PATH
 from manylora.web.throttle import SignInThrottle
 
-PAGES = (sign_in, overview, tenants, upload, adapters, trial, keys, requests, usage, unknown)
+PAGES = (
+    sign_in,
+    overview,
+    engine,
+    tenants,
+    upload,
+    adapters,
+    trial,
+    keys,
+    requests,
+    usage,
+    unknown,
+)
 
 
 def mount(app: FastAPI) -> None:

@@ -23,16 +23,17 @@ _STAGES = {
     StageName.DETOKENISED: (WORK, "its text is complete"),
     StageName.SENT: (PASS, "last byte handed to the socket"),
 }
-_CAUSES = {
-    WaitCause.STEP: "a step was running when it came",
-    WaitCause.ADAPTER_LOAD: "its adapter was on its way into host memory",
-    WaitCause.ADAPTER_SLOT: "running requests held every slot with other adapters",
-    WaitCause.KV_BLOCKS: "too few KV blocks were free (num_kv_blocks)",
-    WaitCause.TOKEN_BUDGET: "the step's tokens were given out (max_num_batched_tokens)",
-    WaitCause.SEQUENCE_LIMIT: "as many ran as may (max_num_seqs)",
-    WaitCause.FAIRNESS: "another tenant's request went first",
-    WaitCause.GRAMMAR: "its grammar was being compiled",
-    WaitCause.PREEMPTED: "it had given its KV blocks back",
+# In words that are true while it waits and afterwards.
+CAUSES = {
+    WaitCause.STEP: "came while a step was running",
+    WaitCause.ADAPTER_LOAD: "adapter on its way into host memory",
+    WaitCause.ADAPTER_SLOT: "every slot held by running requests with other adapters (max_loras)",
+    WaitCause.KV_BLOCKS: "too few KV blocks free (num_kv_blocks)",
+    WaitCause.TOKEN_BUDGET: "the step’s tokens given out to others (max_num_batched_tokens)",
+    WaitCause.SEQUENCE_LIMIT: "as many running as may (max_num_seqs)",
+    WaitCause.FAIRNESS: "another tenant’s turn, by the scheduling policy",
+    WaitCause.GRAMMAR: "grammar being compiled",
+    WaitCause.PREEMPTED: "had given its KV blocks back, to run again later",
 }
 
 
@@ -67,5 +68,5 @@ def wait_rows(life: Mapping[str, Any]) -> Iterator[Row]:
     start = 0
     for cause, length in sorted(life["queue"]["by_cause"].items(), key=lambda wait: -wait[1]):
         if length:
-            yield Row(cause.replace("_", " "), _CAUSES[WaitCause(cause)], WAIT, start, length)
+            yield Row(cause.replace("_", " "), CAUSES[WaitCause(cause)], WAIT, start, length)
             start += length

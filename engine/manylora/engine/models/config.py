@@ -8,7 +8,7 @@ from typing import Any
 
 from manylora.engine.errors import ModelError
 from manylora.engine.models.architecture import Architecture
-from manylora.engine.models.families import FAMILIES, head_size
+from manylora.engine.models.families import FAMILIES, Family, head_size
 from manylora.engine.models.fields import Fields
 
 SUPPORTED = tuple(FAMILIES)
@@ -62,20 +62,13 @@ class DecoderConfig:
         Raises:
             ModelError: a value is missing, or says what is not supported.
         """
-        model_type = raw.get("model_type")
-        family = FAMILIES.get(model_type) if isinstance(model_type, str) else None
-        if family is None:
-            raise ModelError(
-                f"model_type {model_type!r} is not supported; supported: {', '.join(SUPPORTED)}"
-            )
+        family = _family(raw.get("model_type"))
         f = Fields(raw, {**_DEFAULTS, **family.defaults})
         f.refuse_if_set("quantization_config")
         _check_heads(f)
         architecture = family.read(f)
-        max_positions = f.size("max_position_embeddings")
-        ropes = [layer.rope for layer in architecture.layers if layer.rope is not None]
         return cls(
-            model_type=str(model_type),
+            model_type=f.value("model_type"),
             vocab_size=f.size("vocab_size"),
             hidden_size=f.size("hidden_size"),
             intermediate_size=f.size("intermediate_size"),
@@ -83,10 +76,8 @@ class DecoderConfig:
             num_heads=f.size("num_attention_heads"),
             num_kv_heads=_num_kv_heads(f),
             head_size=head_size(f),
-            max_positions=max_positions,
-            reachable_positions=max(
-                [max_positions, *(rope.max_positions(max_positions) for rope in ropes)]
-            ),
+            max_positions=f.size("max_position_embeddings"),
+            reachable_positions=_reachable_positions(f, architecture),
             norm_eps=f.number("rms_norm_eps"),
             tied_embeddings=f.flag("tie_word_embeddings"),
             dtype=_dtype(f),
@@ -128,6 +119,20 @@ class DecoderConfig:
 def module_path(layer: int, module: str) -> str:
     """A module of a layer by its path in the model."""
     return f"model.layers.{layer}.{module}"
+
+
+def _family(model_type: object) -> Family:
+    if not isinstance(model_type, str) or model_type not in FAMILIES:
+        raise ModelError(
+            f"model_type {model_type!r} is not supported; supported: {', '.join(SUPPORTED)}"
+        )
+    return FAMILIES[model_type]
+
+
+def _reachable_positions(f: Fields, architecture: Architecture) -> int:
+    positions = f.size("max_position_embeddings")
+    ropes = [layer.rope for layer in architecture.layers if layer.rope is not None]
+    return max([positions, *(rope.max_positions(positions) for rope in ropes)])
 
 
 def _num_kv_heads(f: Fields) -> int:

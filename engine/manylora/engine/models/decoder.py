@@ -42,13 +42,10 @@ class Decoder:
         scale = self._facts.embedding_scale
         rounded = torch.tensor(scale, dtype=self.dtype).item()
         self._embedding_scale = rounded if self._facts.embedding_scale_rounds else scale
-        self._rotary = {
-            rope: rotary_table(rope, max_model_len).to(
-                self._embedding.device, accumulator_dtype(self.dtype)
-            )
-            for rope in dict.fromkeys(layer.rope for layer in self._facts.layers)
-            if rope is not None
-        }
+        ropes = {layer.rope for layer in self._facts.layers if layer.rope is not None}
+        tables = {rope: rotary_table(rope, max_model_len) for rope in ropes}
+        where = (self._embedding.device, accumulator_dtype(self.dtype))
+        self._rotary = {rope: table.to(*where) for rope, table in tables.items()}
 
     def forward(self, batch: ModelInput, kv: KVCache) -> Tensor:
         """Run one step; `kv` gains the keys and values of every true row.

@@ -33,6 +33,8 @@ _AS_ASKED = (
     "seed",
     "stop_token_ids",
     "ignore_eos",
+    "include_stop_str_in_output",
+    "skip_special_tokens",
 )
 
 
@@ -68,6 +70,8 @@ async def admit(http: HttpRequest, caller: Caller, asked: Asked) -> Generation:
         params=_sampling(body, _limit(asked, len(prompt), info.max_model_len)),
         tenant=caller.tenant.id,
         adapter=AdapterRef(route.digest) if route.digest else None,
+        priority=_priority(body, info.scheduling_policy),
+        cache_salt=body.cache_salt,
     )
     return Generation(
         engine=services.engine,
@@ -106,6 +110,15 @@ def _trace_headers(http: HttpRequest) -> dict[str, str]:
     """W3C trace context, where the client sent one; of two lines, joined, nothing can be read."""
     lines = {name: http.headers.getlist(name) for name in ("traceparent", "tracestate")}
     return {name: ",".join(values) for name, values in lines.items() if values}
+
+
+def _priority(body: SamplingBody, policy: str) -> int:
+    if body.priority and policy != "priority":
+        raise InvalidInputError(
+            f"priority counts only under the scheduling policy 'priority'; this is '{policy}'",
+            param="priority",
+        )
+    return body.priority or 0
 
 
 def route_of(services: Services, caller: Caller, name: str | None, model: str | None) -> Route:

@@ -12,6 +12,7 @@ from manylora.platform.errors import InvalidInputError
 _MAX_INT64 = (1 << 63) - 1
 _MAX_STOPS = 16
 _MAX_MESSAGES = 10_000
+_MAX_PRIORITY = 1 << 31
 _MAX_PROMPT_IDS = 1 << 18
 
 Stop = Annotated[str, Field(min_length=1, max_length=256)]
@@ -29,7 +30,6 @@ ASKS_FOR_NOTHING: Neutral = {
     "audio": (),
     "bad_words": ([],),
     "best_of": (1,),
-    "cache_salt": (),
     "chat_template": (),
     "chat_template_kwargs": ({},),
     "continue_final_message": (False,),
@@ -38,7 +38,6 @@ ASKS_FOR_NOTHING: Neutral = {
     "echo": (False,),
     "function_call": ("none",),
     "functions": (),
-    "include_stop_str_in_output": (False,),
     "length_penalty": (1,),
     "logprobs": (False,),
     "modalities": (["text"],),
@@ -46,13 +45,11 @@ ASKS_FOR_NOTHING: Neutral = {
     "n": (1,),
     "parallel_tool_calls": (True, False),
     "prediction": (),
-    "priority": (0,),
     "prompt_cache_options": (),
     "prompt_cache_retention": (),
     "prompt_logprobs": (),
     "reasoning_effort": (),
     "response_format": ({"type": "text"},),
-    "skip_special_tokens": (True,),
     "spaces_between_special_tokens": (True,),
     "store": (False,),
     "structured_outputs": (),
@@ -115,6 +112,10 @@ class SamplingBody(Body):
     stop: Stop | Annotated[list[Stop], Field(max_length=_MAX_STOPS)] | None = None
     stop_token_ids: list[TokenId] | None = Field(None, max_length=_MAX_STOPS)
     ignore_eos: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    cache_salt: str | None = Field(None, min_length=1, max_length=1024)
+    priority: int | None = Field(None, ge=-_MAX_PRIORITY, le=_MAX_PRIORITY)
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     # Labels for the client's own use: checked, then let go.

@@ -51,7 +51,8 @@ class JsonAnswer(Response):
     media_type = "application/json"
 
     def render(self, content: Any) -> bytes:
-        return orjson.dumps(content)
+        # A dictionary's keys may be members of a StrEnum, which orjson does not take for strings.
+        return orjson.dumps(content, option=orjson.OPT_NON_STR_KEYS)
 
 
 def json_body(model: type[BodyT]) -> Callable[[Request], Awaitable[BodyT]]:
