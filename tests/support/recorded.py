@@ -220,7 +220,7 @@ def write_lines(path: Path, lines: Sequence[Mapping[str, Any]]) -> Path:
 def record_crowd(path: Path, *, policy: str) -> RecordedScheduler:
     """Three tenants that want twice the KV blocks, seats and slots there are, with some aborts."""
     rng = random.Random(11)
-    engine = RecordedScheduler(path, make_header(scheduling_policy=policy, num_kv_blocks=20))
+    engine = RecordedScheduler(path, make_header(scheduling_policy=policy, num_kv_blocks=16))
     for number in range(24):
         engine.add(
             rng.choice(TENANTS),
