@@ -8,7 +8,10 @@ from pathlib import Path
 
 import pytest
 import structlog
+from structlog.testing import capture_logs
 
+from manylora.engine.api import EngineStats
+from manylora.engine.counters import Counters, Reporter
 from manylora.engine.logs import configure_logs
 
 
@@ -63,3 +66,20 @@ def test_an_engine_of_ones_own_keeps_standard_output_clean(tiny_model: Path) -> 
     ready = json.loads(done.stderr.splitlines()[0])
     assert ready["event"] == "engine_ready"
     assert (ready["kv_blocks"], ready["full_length_requests"]) == (8, 1.0)
+
+
+def test_an_idle_stretch_does_not_count_in_the_rates_of_the_steady_line() -> None:
+    counters = Counters()
+    reporter = Reporter(counters, 0.0)
+    counters.output_tokens = 50
+    assert not reporter.is_due(5.0)
+    counters.output_tokens = 150  # in the ten seconds after an hour of nothing
+    for now in (3600.0, 3605.0):
+        assert not reporter.is_due(now)
+    counters.output_tokens = 250
+
+    assert reporter.is_due(3610.0)
+    with capture_logs() as lines:
+        reporter.report(EngineStats(output_tokens=250), 3610.0)
+
+    assert lines[0]["output_tokens_per_second"] == 10.0

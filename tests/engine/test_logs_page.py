@@ -10,7 +10,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from manylora.engine.api import EngineInfo, EngineStats
-from manylora.engine.counters import Reporter, report_start
+from manylora.engine.counters import Counters, Reporter, report_start
 from manylora.engine.lifecycle import WaitCause
 from manylora.engine.preemptions import PreemptionLog
 from manylora.engine.simulation import Simulation
@@ -43,7 +43,7 @@ def log_start() -> None:
 
 
 def log_steady() -> None:
-    Reporter(0.0).report(EngineStats(), 10.0)
+    Reporter(Counters(), 0.0).report(EngineStats(), 10.0)
 
 
 def log_preemption() -> None:

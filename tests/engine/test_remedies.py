@@ -11,7 +11,8 @@ from structlog.testing import capture_logs
 from manylora.engine.api import EngineInfo, Remedies
 from manylora.engine.preemptions import PreemptionLog
 from manylora.engine.remedies import advise
-from manylora.engine.schedule import ScheduledBatch
+from manylora.engine.schedule import Preemption, ScheduledBatch
+from manylora.engine.sequence import Sequence
 from manylora.engine.simulation import Arrival, Simulation
 from support.simulated import arrival, make_scheduler
 
@@ -56,6 +57,7 @@ class Watched:
         scheduler = make_scheduler(policy="fcfs", **values)
         self.log = PreemptionLog(engine_info(**(OPTIONS | changed)))
         self.simulation = Simulation(scheduler, lambda batch: 1.0, on_step=self._watch)
+        self.sequence: Sequence | None = None  # the latest to run
         with capture_logs() as self.lines:
             self.simulation.run([_cut(arrival, longest) for arrival in traffic()])
         self.num_short = self.log.count
@@ -68,7 +70,7 @@ class Watched:
     def _watch(self, batch: ScheduledBatch) -> None:
         self.log.tell(batch.preempted, self.simulation.scheduler, self.simulation.now)
         for entry in batch.entries:
-            sequence = entry.sequence
+            sequence = self.sequence = entry.sequence
             done = sequence.num_output_tokens + entry.samples
             if done == sequence.request.params.max_tokens:
                 self.log.ended(sequence)
@@ -165,16 +167,30 @@ def test_the_line_says_who_by_how_much_and_how_often_in_plain_words() -> None:
 
 
 def test_a_dtype_is_advised_only_where_its_bytes_suffice() -> None:
-    def advised(now: str, factor: float) -> str | int | None:
+    def advised(now: str, factor: float) -> str:
         found = replace(Watched(burst).remedies, kv_bytes_factor=factor)
         options = advise(found, replace(engine_info(**OPTIONS), dtype=now))
-        return next(advice.value for advice in options if advice.option == "--dtype")
+        return str(next(advice.value for advice in options if advice.option == "--dtype"))
 
-    assert advised("float32", 1.0) == "bfloat16"  # and not float32 again
-    assert advised("float64", 0.5) == "float32"
-    assert advised("float64", 0.49) == "bfloat16"
-    assert advised("float32", 0.49) is None
-    assert advised("bfloat16", 0.99) is None
+    # Not float32 again.
+    assert advised("float32", 1.0) == "bfloat16 with --num-kv-blocks 200 in the same memory"
+    assert advised("float64", 0.5) == "float32 with --num-kv-blocks 200 in the same memory"
+    assert advised("float64", 0.49) == "bfloat16 with --num-kv-blocks 400 in the same memory"
+    assert advised("float32", 0.49) == "None"
+    assert advised("bfloat16", 0.99) == "None"
+
+
+def test_a_place_given_up_for_another_tenant_does_not_hide_a_shortage() -> None:
+    run = Watched(burst)
+    assert run.sequence is not None
+    shortage = Preemption(run.sequence, blocks_short=1, for_tenant="a", num_lost_tokens=9)
+    polite = replace(shortage, blocks_short=0, for_tenant="b")
+
+    with capture_logs() as lines:
+        for now in (1000.0, 1002.0, 1004.0):
+            run.log.tell([polite, shortage], run.simulation.scheduler, now)
+
+    assert [line["log_level"] for line in lines] == ["info", "warning"] * 3
 
 
 def test_a_storm_of_preemptions_is_counted_and_not_told_one_by_one() -> None:

@@ -147,7 +147,11 @@ def test_the_remedies_stand_beside_what_is_set_now(signed_in):
         ["more KV blocks --num-kv-blocks", "64", "91"],
         ["fewer sequences at once --max-num-seqs", "8", "5"],
         ["smaller steps --max-num-batched-tokens", "64", "no value of this option helps"],
-        ["less KV a token, 0.50 of its bytes --dtype", "float32", "bfloat16"],
+        [
+            "less KV a token, 0.50 of its bytes --dtype",
+            "float32",
+            "bfloat16 with --num-kv-blocks 128 in the same memory",
+        ],
         ["less KV a token, 0.50 of its bytes --max-model-len", "512", "333"],
     ]
 

@@ -277,6 +277,6 @@ class EngineStats:
     adapter_loads: int = 0  # into host memory
     slot_fills: int = 0  # from there into a slot
     uptime_seconds: float = 0.0
-    remedies: Remedies | None = None  # of the latest preemption
+    remedies: Remedies | None = None  # of the latest shortage of KV blocks that was told
     slots: tuple[SlotStats, ...] = ()
     host_digests: tuple[str, ...] = field(default=())  # adapters in the host cache

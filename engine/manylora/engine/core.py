@@ -69,7 +69,7 @@ class EngineCore:
         self._seed = seed
         self._clock = clock
         self._started = clock()
-        self._reporter = Reporter(self._started)
+        self._reporter = Reporter(self.counters, self._started)
         self._step_began: float | None = None
         self.sequences: dict[str, Sequence] = {}  # waiting and running
         self._num_drawn_seeds = 0
@@ -243,7 +243,7 @@ class EngineCore:
     def _end(
         self, sequence: Sequence, reason: FinishReason, *, error: str | None = None
     ) -> RequestOutput:
-        self._forget(sequence, reason)
+        self._forget(sequence, reason)  # first: its length says nothing of what others will want
         sequence.finish(reason, error=error)
         return final_output(sequence, self._metrics(sequence))
 

@@ -44,7 +44,7 @@ class Counters:
                 self.prefix_hit_tokens += sequence.num_cached_tokens
         for entry in batch.entries:
             start, sequence = entry.positions.start, entry.sequence
-            again = min(start + entry.num_tokens, sequence.num_lost_tokens) - start
+            again = min(start + entry.num_tokens, sequence.num_once_computed) - start
             self.recomputed_tokens += max(0, again)
 
     def ended(self, sequence: Sequence) -> None:
@@ -55,16 +55,25 @@ class Counters:
 class Reporter:
     """Logs how the engine goes, every `REPORT_SECONDS` while it works."""
 
-    def __init__(self, now: float) -> None:
-        self._last = now
-        self._tokens = 0, 0
+    def __init__(self, counters: Counters, now: float) -> None:
+        self._counters = counters
+        self._last_step = now
+        self._begin(now)
 
     def is_due(self, now: float) -> bool:
+        """Whether it is time, after a step; an idle stretch before it does not count."""
+        if now - self._last_step >= REPORT_SECONDS:
+            self._begin(now)
+        self._last_step = now
         return now - self._last >= REPORT_SECONDS
+
+    def _begin(self, now: float) -> None:
+        self._last = now
+        self._tokens = self._counters.prompt_tokens, self._counters.output_tokens
 
     def report(self, stats: EngineStats, now: float) -> None:
         seconds, (prompt, output) = now - self._last, self._tokens
-        self._last, self._tokens = now, (stats.prompt_tokens, stats.output_tokens)
+        self._begin(now)
         queried = stats.prefix_queried_tokens
         logger.info(
             "engine_steady",

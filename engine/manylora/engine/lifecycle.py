@@ -13,7 +13,7 @@ class WaitCause(StrEnum):
     STEP = "step"  # it came while a step was running
     ADAPTER_LOAD = "adapter_load"  # its adapter is on its way into host memory
     ADAPTER_SLOT = "adapter_slot"  # running sequences hold every slot with other adapters
-    KV_BLOCKS = "kv_blocks"
+    KV_BLOCKS = "kv_blocks"  # free ones now, or those that the running are expected to want
     TOKEN_BUDGET = "token_budget"  # max_num_batched_tokens
     SEQUENCE_LIMIT = "sequence_limit"  # max_num_seqs
     FAIRNESS = "fairness"  # a later request of another tenant goes first, by the policy

@@ -102,15 +102,15 @@ class FairByTenant:
 
     def __init__(self) -> None:
         self._service: dict[str, float] = {}
-        self._last_to_leave: str | None = None
+        self._last_served: str | None = None
 
     def arrived(self, sequence: Sequence, waiting: Collection[Sequence]) -> None:
         tenant = sequence.request.tenant
         if any(other.request.tenant == tenant for other in waiting):
             return
         levels = [self._level(other.request.tenant) for other in waiting]
-        if not levels and self._last_to_leave is not None:
-            levels = [self._level(self._last_to_leave)]
+        if not levels and self._last_served is not None:
+            levels = [self._level(self._last_served)]
         self._service[tenant] = max(self._level(tenant), min(levels, default=0.0))
 
     def order(self, running: Iterable[Sequence], waiting: Iterable[Sequence]) -> Iterator[Sequence]:
@@ -139,7 +139,7 @@ class FairByTenant:
         request = sequence.request
         service = INPUT_PRICE * input_tokens + OUTPUT_PRICE * output_tokens
         self._service[request.tenant] = self._level(request.tenant) + service / request.weight
-        self._last_to_leave = request.tenant
+        self._last_served = request.tenant
 
     def victim(self, running: Ordered[Sequence], needy: Sequence) -> Sequence:
         """The newest of the tenant that is furthest ahead, if it is ahead by more than computing

@@ -14,7 +14,7 @@ from manylora.engine.sequence import Sequence
 
 logger = structlog.get_logger(__name__)
 
-LINE_SECONDS = 1.0  # at most one line in this time; those between are counted
+LINE_SECONDS = 1.0  # at most one line of a kind in this time; those between are counted
 KNOWN_ENDS = 16  # fewer ends say nothing: then each is expected to use its max_tokens
 
 
@@ -24,7 +24,7 @@ class PreemptionLog:
     def __init__(self, info: EngineInfo) -> None:
         self._info = info
         self._ended: deque[Demanded] = deque(maxlen=KEPT_LENGTHS)
-        self._last_line = float("-inf")
+        self._last_line = {True: float("-inf"), False: float("-inf")}  # by: was it a shortage
         self._untold = 0
         self.count = 0
         self.remedies: Remedies | None = None
@@ -37,10 +37,11 @@ class PreemptionLog:
         """Log a line for the first of them, unless one was logged a moment ago."""
         for preemption in preemptions:
             self.count += 1
-            if now - self._last_line < LINE_SECONDS:
+            was_short = preemption.blocks_short > 0
+            if now - self._last_line[was_short] < LINE_SECONDS:
                 self._untold += 1
                 continue
-            self._last_line = now
+            self._last_line[was_short] = now
             self._log(preemption, scheduler)
             self._untold = 0
 
@@ -80,8 +81,8 @@ class PreemptionLog:
         sequence = preemption.sequence
         return (
             f"Request {sequence.request_id} of tenant {sequence.request.tenant} gave its KV blocks "
-            f"back and waits at the front of the queue, where its {preemption.num_lost_tokens} "
-            f"tokens are computed once more: a running sequence was short of "
+            f"back and waits at the front of the queue; up to {preemption.num_lost_tokens} tokens "
+            f"of it are computed once more: a running sequence was short of "
             f"{_count(preemption.blocks_short, 'block')} of the {self._info.num_kv_blocks}, with "
             f"{_count(len(scheduler.running), 'sequence')} still running. It is this request's "
             f"preemption number {sequence.num_preemptions}, the engine's number {self.count}."

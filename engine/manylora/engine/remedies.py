@@ -48,6 +48,9 @@ def advise(found: Remedies, info: EngineInfo) -> tuple[Advice, ...]:
     """The remedies as options, each with its value; the last two are ways to the same one."""
     less_kv = f"less KV a token, {found.kv_bytes_factor:.2f} of its bytes"
     dtype = _smaller_dtype(info.dtype, found.kv_bytes_factor)
+    if dtype is not None:
+        num_blocks = info.num_kv_blocks * _KV_BYTES[info.dtype] // _KV_BYTES[dtype]
+        dtype = f"{dtype} with --num-kv-blocks {num_blocks} in the same memory"
     return (
         Advice("more KV blocks", "--num-kv-blocks", info.num_kv_blocks, found.num_kv_blocks),
         Advice("fewer sequences at once", "--max-num-seqs", info.max_num_seqs, found.max_num_seqs),

@@ -164,7 +164,7 @@ class Scheduler:
         self._give_back(victim)
         victim.status = SequenceStatus.WAITING
         victim.wait_cause = WaitCause.PREEMPTED
-        victim.num_lost_tokens = max(victim.num_lost_tokens, victim.num_computed_tokens)
+        victim.num_once_computed = max(victim.num_once_computed, victim.num_computed_tokens)
         victim.num_computed_tokens = 0
         victim.num_preemptions += 1
         self.waiting.appendleft(victim)

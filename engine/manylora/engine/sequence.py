@@ -47,7 +47,7 @@ class Sequence:
     stop_reason: str | int | None = None
     error: str | None = None
     num_preemptions: int = 0
-    num_lost_tokens: int = 0  # the most that were computed when it was preempted
+    num_once_computed: int = 0  # the most that were computed when it was preempted
     life: Life = field(default_factory=Life)
 
     @classmethod

@@ -164,7 +164,7 @@ class StepTrace:
             after = (first + entry.num_tokens) // size
             if after == first // size:
                 continue
-            before = max(first, sequence.num_lost_tokens) // size
+            before = max(first, sequence.num_once_computed) // size
             before = max(before, self._num_prompt_blocks(sequence))
             if after > before:
                 filled[sequence.request_id] = self._identities(sequence, before, after)
