@@ -128,7 +128,7 @@ def swap_preempted(lines: Lines) -> int:
 @pytest.mark.parametrize(
     ("tamper", "words"),
     [
-        (change_rows, "row: recorded r"),
+        (change_rows, ": recorded r"),
         (forge_a_hit, "the tokens found in the cache"),
         (swap_preempted, "who was preempted, and the blocks that were short"),
         (lengthen_an_answer, "output tokens; replayed: with"),

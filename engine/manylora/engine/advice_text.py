@@ -42,7 +42,8 @@ def _lines(advice: Advice) -> Iterator[str]:
         yield ""
     for group in overhead:
         yield (
-            f"pure overhead: {group.tenant} on {_adapter(group)} hit nothing, for "
+            f"pure overhead: {group.tenant} on {_adapter(group)} hit nothing "
+            f"({_percent(group.hit_rate_unlimited)} in a pool that evicts nothing), for "
             f"{_seconds(group.overhead_seconds)} of hashing and looking up"
         )
 

@@ -187,7 +187,7 @@ def _difference(recorded: StepRecord, replayed: StepRecord) -> str | None:
     for number, (rows, others) in enumerate(zip_longest(recorded.rows, replayed.rows), start=1):
         if rows != others:
             return (
-                f"step {recorded.step} differs in its {number}. row: recorded {_rows(rows)}, "
+                f"step {recorded.step} differs in row {number}: recorded {_rows(rows)}, "
                 f"replayed {_rows(others)}"
             )
     return None
@@ -197,10 +197,8 @@ def _rows(rows: RowsRecord | None) -> str:
     if rows is None:
         return "nothing"
     slot = "the base" if rows.slot is None else f"slot {rows.slot}"
-    return (
-        f"{rows.request_id} with {rows.num_tokens} tokens from position {rows.first_position} "
-        f"on {slot}"
-    )
+    positions = f"positions {rows.first_position} to {rows.first_position + rows.num_tokens - 1}"
+    return f"{rows.request_id} at {positions} on {slot}"
 
 
 def _plain(value: object) -> str:
