@@ -32,7 +32,7 @@ def test_the_hit_rate_of_a_run_with_caching_is_reproduced(
 
     advice = advise(path)
 
-    recorded = stats.prefix_hit_tokens / stats.prefix_queried_tokens
+    recorded = stats.prefix_hit_tokens / stats.prompt_tokens
     assert recorded > 0.05
     assert advice.recorded_hit_rate == pytest.approx(recorded)
     assert advice.hit_rate == pytest.approx(recorded, abs=0.01)

@@ -32,6 +32,7 @@ ERRORS = [
     errors.AdapterError(["first", "second"]),
     errors.AdapterNotFoundError("f" * 64),
     errors.ModelError("no model"),
+    errors.RecordingError("line 7: not a line"),
     errors.EngineOverloadedError(2.5),
     errors.EngineUnavailableError("away", retry_after=3.0),
     errors.RequestFailedError("given up"),
