@@ -71,9 +71,6 @@ class Step:
     starving: bool = False  # somebody has waited too long for a slot
     stop: WaitCause | None = None  # why nobody else is admitted
 
-    def has_preempted(self, sequence: Sequence) -> bool:
-        return any(preemption.sequence is sequence for preemption in self.preempted)
-
     def give(self, sequence: Sequence, count: int) -> None:
         self.tokens[sequence] = count
         self.budget -= count

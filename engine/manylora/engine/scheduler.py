@@ -179,14 +179,14 @@ class Scheduler:
     # -- waiting sequences
 
     def _prefill_and_admit(self, step: Step) -> None:
-        prefills_left = sum(sequence.is_prefilling for sequence in self.running)
+        prefills = {sequence for sequence in self.running if sequence.is_prefilling}
         for sequence in self.policy.order(tuple(self.running), tuple(self.waiting)):
-            if sequence.status is SequenceStatus.RUNNING or step.has_preempted(sequence):
-                prefills_left -= 1
+            if sequence in prefills:
+                prefills.remove(sequence)
                 self._continue(sequence, step)
             elif step.stop is None:
                 self._consider(sequence, step)
-            elif not prefills_left:
+            elif not prefills:
                 break  # those behind it need not be looked at
 
     def _explain_rest(self, step: Step) -> None:
