@@ -72,14 +72,19 @@ def test_an_idle_stretch_does_not_count_in_the_rates_of_the_steady_line() -> Non
     counters = Counters()
     reporter = Reporter(counters, 0.0)
     counters.output_tokens = 50
-    assert not reporter.is_due(5.0)
-    counters.output_tokens = 150  # in the ten seconds after an hour of nothing
-    for now in (3600.0, 3605.0):
-        assert not reporter.is_due(now)
-    counters.output_tokens = 250
+    assert not reporter.is_due(4.0, 5.0)
+    assert not reporter.is_due(3600.0, 3601.0)
+    assert not reporter.is_due(3601.0, 3605.0)
+    counters.output_tokens = 150
 
-    assert reporter.is_due(3610.0)
+    assert reporter.is_due(3605.0, 3610.0)
     with capture_logs() as lines:
-        reporter.report(EngineStats(output_tokens=250), 3610.0)
+        reporter.report(EngineStats(output_tokens=150), 3610.0)
 
     assert lines[0]["output_tokens_per_second"] == 10.0
+
+
+def test_steps_longer_than_the_reports_interval_are_no_idle_stretches() -> None:
+    reporter = Reporter(Counters(), 0.0)
+
+    assert [reporter.is_due(12.0 * i, 12.0 * i + 12) for i in range(3)] == [True] * 3

@@ -194,8 +194,14 @@ def test_a_place_given_up_for_another_tenant_does_not_hide_a_shortage() -> None:
 
 
 def test_a_storm_of_preemptions_is_counted_and_not_told_one_by_one() -> None:
-    run = Watched(queue)
+    run = Watched(burst)
+    assert run.sequence is not None
+    shortage = Preemption(run.sequence, blocks_short=1, for_tenant="a", num_lost_tokens=9)
 
-    untold = sum(line["untold_before"] for line in run.lines)
-    assert 0 < len(run.lines) <= run.log.count
-    assert len(run.lines) + untold <= run.log.count
+    with capture_logs() as lines:
+        run.log.tell([shortage] * 5, run.simulation.scheduler, 1000.0)
+        run.log.tell([shortage] * 4, run.simulation.scheduler, 1000.9)
+        run.log.tell([shortage], run.simulation.scheduler, 1001.1)
+
+    assert [line["untold_before"] for line in lines] == [0, 8]
+    assert lines[1]["times_in_all"] == lines[0]["times_in_all"] + 9

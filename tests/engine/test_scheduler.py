@@ -95,6 +95,8 @@ class Engine:
         if any(preemption.blocks_short for preemption in batch.preempted):
             assert set(scheduled) <= set(before)
         assert all(s in self.scheduler.running for s in batch.started)
+        if any(not preemption.blocks_short for preemption in batch.preempted):
+            assert batch.started  # nobody gives way for nothing
         self.slot_content |= dict(batch.fills)
         self._check_holds()
         for entry in batch.entries:

@@ -4,8 +4,8 @@ A full block is known by a hash (`prefix_cache.py`). A block that nobody holds s
 is needed: the least recently freed goes first, and a sequence's tail before its head.
 """
 
-from collections import OrderedDict
-from collections.abc import Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Sequence
 
 
 class BlockPool:
@@ -43,6 +43,13 @@ class BlockPool:
     def count_free(self, blocks: Sequence[int]) -> int:
         """How many of these cached blocks nobody holds: holding them uses up free ones."""
         return sum(self._references[block] == 0 for block in blocks)
+
+    def count_released(self, tables: Iterable[Sequence[int]], *, kept: Sequence[int]) -> int:
+        """How many blocks would be free if these were let go, besides those to be kept."""
+        holds = Counter(block for table in tables for block in table)
+        for block in kept:
+            holds.pop(block, None)
+        return sum(self._references[block] == count for block, count in holds.items())
 
     def hold(self, blocks: Sequence[int]) -> None:
         """Hold cached blocks once more; free ones leave the free list."""

@@ -138,7 +138,7 @@ class EngineCore:
         self.adapters.make_ready(self.scheduler.adapters_by_need())
         self._drop_unneeded()
         now = self._clock()
-        if self._reporter.is_due(now):
+        if self._reporter.is_due(began, now):
             self._reporter.report(self.stats(), now)
         self.trace.end_step(now, is_last=not self.has_work)
         self._step_began = None

@@ -39,9 +39,8 @@ class Counters:
         for sequence in batch.started:
             if sequence.num_preemptions == 0:
                 self.prompt_tokens += sequence.num_prompt_tokens
-                if not sequence.lacks_prompt_logprobs:  # it looks nothing up
-                    self.prefix_queried_tokens += sequence.num_prompt_tokens
-                self.prefix_hit_tokens += sequence.num_cached_tokens
+                self.prefix_queried_tokens += sequence.num_queried_tokens
+                self.prefix_hit_tokens += sequence.num_found_tokens
         for entry in batch.entries:
             start, sequence = entry.positions.start, entry.sequence
             again = min(start + entry.num_tokens, sequence.num_once_computed) - start
@@ -60,10 +59,10 @@ class Reporter:
         self._last_step = now
         self._begin(now)
 
-    def is_due(self, now: float) -> bool:
+    def is_due(self, began: float, now: float) -> bool:
         """Whether it is time, after a step; an idle stretch before it does not count."""
-        if now - self._last_step >= REPORT_SECONDS:
-            self._begin(now)
+        if began - self._last_step >= REPORT_SECONDS:
+            self._begin(began)
         self._last_step = now
         return now - self._last >= REPORT_SECONDS
 

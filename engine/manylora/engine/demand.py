@@ -67,16 +67,21 @@ class Demand:
             self._most_tokens += sum(demand)
 
     def fits_now(
-        self, running: Ordered[Sequence], newcomer: Sequence, cached: Ordered[int]
+        self,
+        running: Ordered[Sequence],
+        newcomer: Sequence,
+        cached: Ordered[int],
+        freed: int = 0,
     ) -> bool:
         """Whether the newcomer's known tokens fit, and a block more for each that runs.
 
         Args:
             cached: the blocks of its prefix that it would hold.
+            freed: blocks that will be free besides those that are.
         """
         needed = -(-newcomer.num_tokens // self._blocks.block_size) - len(cached)
         used_up = needed + self._blocks.count_free(cached)
-        return used_up + len(running) <= self._blocks.num_free
+        return used_up + len(running) <= self._blocks.num_free + freed
 
     def fits_later(
         self, running: Ordered[Sequence], newcomer: Sequence, cached: Ordered[int]

@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Iterable
+from itertools import islice
 
 import structlog
 
@@ -30,8 +31,9 @@ class PreemptionLog:
         self.remedies: Remedies | None = None
 
     def ended(self, sequence: Sequence) -> None:
-        """A sequence has left; its lengths stay in the window."""
-        self._ended.append(_demanded(sequence, sequence.num_tokens))
+        """A sequence has left; its lengths stay in the window, if it ever ran."""
+        if sequence.num_output_tokens:
+            self._ended.append(_demanded(sequence, sequence.num_tokens))
 
     def tell(self, preemptions: Iterable[Preemption], scheduler: Scheduler, now: float) -> None:
         """Log a line for the first of them, unless one was logged a moment ago."""
@@ -63,7 +65,7 @@ class PreemptionLog:
         logger.warning("sequence_preempted", explanation=explanation, **facts)
 
     def _find(self, scheduler: Scheduler) -> Remedies:
-        alive = [*scheduler.running, *scheduler.waiting]
+        alive = [*scheduler.running, *islice(scheduler.waiting, KEPT_LENGTHS)]
         window = [*self._ended, *(_expected(s, scheduler.demand) for s in alive)]
         held = sum(len(s.block_table) for s in scheduler.running)
         info = self._info

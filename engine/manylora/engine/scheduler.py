@@ -119,8 +119,6 @@ class Scheduler:
         digests = (s.digest for s in self.waiting if s.digest is not None)
         return [d for d in dict.fromkeys(digests) if not self.slots.is_resident(d)]
 
-    # -- running sequences
-
     def _continue(self, sequence: Sequence, step: Step) -> None:
         """Give a running sequence its next tokens, if there are blocks for them."""
         if sequence.status is not SequenceStatus.RUNNING or step.budget == 0:
@@ -176,8 +174,6 @@ class Scheduler:
             self.slots.release(sequence.slot)
             sequence.slot = None
 
-    # -- waiting sequences
-
     def _prefill_and_admit(self, step: Step) -> None:
         prefills = {sequence for sequence in self.running if sequence.is_prefilling}
         for sequence in self.policy.order(tuple(self.running), tuple(self.waiting)):
@@ -230,34 +226,35 @@ class Scheduler:
         """Start a sequence whose adapter has a slot; or what it lacks."""
         if step.budget == 0:
             return WaitCause.TOKEN_BUDGET
-        if len(self.running) == self._max_num_seqs and not self._yield_to(sequence, step):
-            return WaitCause.SEQUENCE_LIMIT
         cached = self.prefixes.find(sequence)
-        if not self._make_room(sequence, cached, step):
-            return WaitCause.KV_BLOCKS
+        yielding = self._find_place(sequence, cached, step)
+        if isinstance(yielding, WaitCause):
+            return yielding
+        for victim in yielding:
+            self._preempt(victim, step, blocks_short=0, tenant=sequence.request.tenant)
         self._start(sequence, cached, step)
         return None
 
-    def _make_room(self, sequence: Sequence, cached: list[int], step: Step) -> bool:
-        """Whether there are blocks for it, now and, as far as can be expected, until it ends."""
-        running, demand = self.running, self.demand
-        if demand.fits_now(running, sequence, cached):
-            goes_first = self.policy.yielding
-            return demand.fits_later(running, sequence, cached) or bool(
-                goes_first(running, sequence)
-            )
-        while self._yield_to(sequence, step):
-            if demand.fits_now(running, sequence, cached):
-                return True
-        return False
-
-    def _yield_to(self, sequence: Sequence, step: Step) -> bool:
-        """Let a running sequence give way to this one, if the policy says that one should."""
-        victim = self.policy.yielding(self.running, sequence)
-        if victim is None or victim in step.started:
-            return False
-        self._preempt(victim, step, blocks_short=0, tenant=sequence.request.tenant)
-        return True
+    def _find_place(
+        self, sequence: Sequence, cached: list[int], step: Step
+    ) -> list[Sequence] | WaitCause:
+        """Who must give way so that it then certainly starts, perhaps nobody; or what it lacks."""
+        demand, running, yielding = self.demand, list(self.running), list[Sequence]()
+        while True:
+            freed = self.blocks.count_released((s.block_table for s in yielding), kept=cached)
+            victim = self.policy.yielding(running, sequence)
+            if len(running) == self._max_num_seqs:
+                lack = WaitCause.SEQUENCE_LIMIT
+            elif demand.fits_now(running, sequence, cached, freed) and (
+                yielding or victim or demand.fits_later(running, sequence, cached)
+            ):
+                return yielding
+            else:
+                lack = WaitCause.KV_BLOCKS
+            if victim is None or victim in step.started:
+                return lack
+            running.remove(victim)
+            yielding.append(victim)
 
     def _start(self, sequence: Sequence, cached: list[int], step: Step) -> None:
         if sequence.digest is not None:
@@ -283,6 +280,9 @@ class Scheduler:
         sequence.block_table = list(cached)
         sequence.num_computed_tokens = len(cached) * self.blocks.block_size
         if sequence.num_preemptions == 0:  # what is computed again is no further service
+            looked_up = self.blocks.prefix_caching and not sequence.lacks_prompt_logprobs
+            sequence.num_queried_tokens = sequence.num_prompt_tokens if looked_up else 0
+            sequence.num_found_tokens = sequence.num_computed_tokens
             own = self.blocks.count_owned(cached, sequence.request.tenant)
             sequence.num_cached_tokens = own * self.blocks.block_size
             computed = sequence.num_prompt_tokens - sequence.num_computed_tokens

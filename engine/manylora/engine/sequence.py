@@ -36,6 +36,8 @@ class Sequence:
     num_computed_tokens: int = 0
     # Prompt tokens found in the prefix cache at first admission, of its tenant's own computing.
     num_cached_tokens: int = 0
+    num_queried_tokens: int = 0  # prompt tokens looked up in the prefix cache at first admission
+    num_found_tokens: int = 0  # and found, whoever computed them
     block_table: list[int] = field(default_factory=list)
     block_hashes: list[bytes] = field(default_factory=list)  # of the full blocks hashed so far
     slot: int | None = None  # the adapter slot held while running
