@@ -18,8 +18,8 @@ from manylora.engine.errors import (
     EngineOverloadedError,
     EngineUnavailableError,
     InvalidRequestError,
-    RequestFailedError,
 )
+from manylora.engine.lifecycle import StageName, WaitCause
 from manylora.engine.local import LocalEngine
 from manylora.engine.remote import RemoteEngine
 from support.clients import (
@@ -224,10 +224,12 @@ async def test_an_adapter_that_does_not_load_fails_its_own_requests_only(
     )
     bad = [request(f"bad{i}", digest=DAMAGED) for i in range(2)]
 
-    failed = await asyncio.gather(*(collect(engine, b) for b in bad), return_exceptions=True)
+    failed = await asyncio.gather(*(collect(engine, b) for b in bad))
 
-    assert all(isinstance(error, RequestFailedError) for error in failed)
-    assert "adapter_model.safetensors" in str(failed[0])
+    assert [output.finish_reason for output in failed] == [FinishReason.ERROR] * 2
+    assert "adapter_model.safetensors" in (failed[0].error or "")
+    assert failed[0].metrics.stages[0].name is StageName.QUEUED
+    assert failed[0].metrics.queued_by_cause[WaitCause.ADAPTER_LOAD] > 0
     assert (await good).num_output_tokens == 50
 
 

@@ -1,12 +1,14 @@
 """A request's life as the engine tells it: stages in order, and waits by cause that sum up."""
 
+from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from manylora.engine import LLM, SamplingParams
 from manylora.engine.api import AdapterRef, Request, RequestMetrics
-from manylora.engine.lifecycle import StageName, WaitCause
+from manylora.engine.lifecycle import Stage, StageName, WaitCause
 from support.engine import make_llm
 
 EXACT = 1e-9
@@ -28,16 +30,20 @@ def lives(
 ) -> dict[str, RequestMetrics]:
     """Each request's metrics at its end; `late` ones come before the step of that number."""
     core = llm.core
-    core._clock = Ticks()
+    core.clock = Ticks()
     for request in requests:
         core.add(request)
+    told: dict[str, list[Stage]] = defaultdict(list)
     ended, step = {}, 0
     while core.has_work:
         if late and step in late:
             core.add(late[step])
         for output in core.step():
+            told[output.request_id] += output.metrics.stages
             if output.finish_reason is not None:
-                ended[output.request_id] = output.metrics
+                ended[output.request_id] = replace(
+                    output.metrics, stages=tuple(told[output.request_id])
+                )
         step += 1
     return ended
 
@@ -168,8 +174,8 @@ def test_who_is_overtaken_by_another_tenants_later_request_waits_for_fairness(
 
 def test_a_wait_for_a_running_step_counts_from_the_arrival(tiny_model: Path) -> None:
     with make_llm(tiny_model) as llm:
-        llm.core._clock = Ticks()
-        llm.core._clock.now = 100.0
+        llm.core.clock = Ticks()
+        llm.core.clock.now = 100.0
         llm.core.add(request("r", output=1), arrived=90.0)
         (output,) = llm.core.step()
 

@@ -113,6 +113,30 @@ def test_a_request_with_an_adapter_says_when_that_was_ready(server: httpx.Client
     assert life["queue"]["by_cause"].get("adapter_load", 0) > 0
 
 
+def test_a_stream_that_is_cut_off_keeps_what_the_engine_had_told(
+    server: httpx.Client, key: str
+) -> None:
+    body = {"model": "tiny", "prompt": "c" * 40, "max_tokens": 100, "stream": True}
+    headers = {"authorization": f"Bearer {key}"}
+    with server.stream(
+        "POST", "/v1/completions", json=body | {"ignore_eos": True}, headers=headers
+    ) as answer:
+        request_id = answer.headers["x-request-id"]
+        lines = answer.iter_lines()  # kept: it closes the stream when it goes
+        next(lines)
+        running = server.get(f"/api/v1/requests/{request_id}").raise_for_status().json()
+
+    deadline = time.monotonic() + 5
+    while (life := server.get(f"/api/v1/requests/{request_id}").json())["status"] == "running":
+        assert time.monotonic() < deadline, life
+        time.sleep(0.01)
+    for told in (running, life):
+        names = [stage["name"] for stage in told["stages"]]
+        assert names[:6] == ["received", "tokenised", *ENGINE_STAGES[:3], "prefill_chunk"]
+        assert "first_token" in names
+    assert (running["status"], life["status"]) == ("running", "client_abort")
+
+
 def test_what_waits_and_what_is_preempted_says_why(server: httpx.Client, key: str) -> None:
     """Six requests of 120 tokens each over 192 tokens of KV and four sequences at most."""
     with ThreadPoolExecutor(6) as pool:

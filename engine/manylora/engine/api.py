@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
@@ -144,7 +144,7 @@ class RequestMetrics:
     """Times of one request inside the engine, in seconds from its arrival there.
 
     `queued_by_cause` splits all the time in which it waited, also after a preemption; its values
-    sum to `queued_seconds`. `stages` come with the last output only.
+    sum to `queued_seconds`. `stages` are those since the output before.
     """
 
     queued_seconds: float = 0.0
@@ -192,7 +192,7 @@ class RequestOutput:
             num_prompt_tokens=later.num_prompt_tokens,
             num_cached_tokens=later.num_cached_tokens,
             num_output_tokens=later.num_output_tokens,
-            metrics=later.metrics,
+            metrics=replace(later.metrics, stages=self.metrics.stages + later.metrics.stages),
         )
 
 

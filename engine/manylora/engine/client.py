@@ -16,11 +16,14 @@ class EngineClient(Protocol):
     def generate(self, request: Request) -> AsyncIterator[RequestOutput]:
         """Yield deltas until one has a finish reason. Closing the iterator aborts the request.
 
+        Where its adapter does not load, or the engine gave it up, the reason is `ERROR` and
+        `error` says why.
+
         Raises:
             InvalidRequestError: it can never be served (too long, unknown token id).
             AdapterNotFoundError: its adapter is not in the store.
             EngineOverloadedError: the queue is full.
-            RequestFailedError: its adapter does not load, or the engine gave it up later.
+            RequestFailedError: the engine failed at it in a way that it did not foresee.
         """
         ...
 

@@ -67,7 +67,7 @@ class EngineCore:
         self.preemptions = PreemptionLog(info)
         self._max_num_waiting = max_num_waiting
         self._seed = seed
-        self._clock = clock
+        self.clock = clock
         self._started = clock()
         self._reporter = Reporter(self.counters, self._started)
         self._step_began: float | None = None
@@ -83,7 +83,7 @@ class EngineCore:
     def step_age_seconds(self) -> float:
         """How long the step that runs now has run; 0 between steps. Safe from any thread."""
         began = self._step_began
-        return 0.0 if began is None else self._clock() - began
+        return 0.0 if began is None else self.clock() - began
 
     def add(self, request: Request, *, arrived: float | None = None) -> None:
         """Queue a request.
@@ -105,7 +105,7 @@ class EngineCore:
         seed = self.next_seed() if request.params.seed is None else request.params.seed
         step = self.trace.num_steps
         sequence = Sequence.begin(request, self.text, seed=seed, arrival_step=step)
-        arrived = self._clock() if arrived is None else arrived
+        arrived = self.clock() if arrived is None else arrived
         sequence.life.stamp(StageName.QUEUED, arrived)
         sequence.life.wait(WaitCause.STEP, arrived)
         self.sequences[request.request_id] = sequence
@@ -125,7 +125,7 @@ class EngineCore:
 
     def step(self) -> list[RequestOutput]:
         """Take one step; the deltas of every sequence that got a token or ended."""
-        self._step_began = began = self._clock()
+        self._step_began = began = self.clock()
         outputs = self._finish_loads()
         self.trace.ready(self.adapters.digests, began)
         batch = self.scheduler.schedule()
@@ -137,7 +137,7 @@ class EngineCore:
             outputs += self._sample(batch, self.runner.run(batch))
         self.adapters.make_ready(self.scheduler.adapters_by_need())
         self._drop_unneeded()
-        now = self._clock()
+        now = self.clock()
         if self._reporter.is_due(began, now):
             self._reporter.report(self.stats(), now)
         self.trace.end_step(now, is_last=not self.has_work)
@@ -151,14 +151,14 @@ class EngineCore:
 
     @property
     def uptime_seconds(self) -> float:
-        return self._clock() - self._started
+        return self.clock() - self._started
 
     def stats(self) -> EngineStats:
         return snapshot(self)
 
     def flush_trace(self) -> None:
         """Write what is recorded, before a wait of unknown length."""
-        self.trace.flush(self._clock())
+        self.trace.flush(self.clock())
 
     def close(self) -> None:
         self.trace.close()
@@ -174,7 +174,7 @@ class EngineCore:
             slot = self.scheduler.slots.drop(digest)
             if slot is not None:
                 self.runner.empty_slot(slot)
-                self.trace.slot_emptied(slot, digest, self._clock())
+                self.trace.slot_emptied(slot, digest, self.clock())
             self.adapters.drop(digest)
             self._dropping.remove(digest)
 
@@ -189,7 +189,7 @@ class EngineCore:
 
     def _explain(self, batch: ScheduledBatch) -> None:
         """Note what the scheduler decided: in each life it changed, in the totals, in the log."""
-        now = self._clock()
+        now = self.clock()
         self.counters.scheduled(batch)
         for preemption in batch.preempted:
             preemption.sequence.life.stamp(StageName.PREEMPTED, now)
@@ -204,7 +204,7 @@ class EngineCore:
 
     def _sample(self, batch: ScheduledBatch, logits: Tensor) -> list[RequestOutput]:
         """Count the step's tokens as computed and give each sampling sequence its token."""
-        now = self._clock()
+        now = self.clock()
         for entry in batch.entries:
             if entry.num_tokens > 1 or entry.positions.start < entry.sequence.num_prompt_tokens:
                 entry.sequence.life.stamp(StageName.PREFILL_CHUNK, now, entry.num_tokens)
@@ -225,18 +225,18 @@ class EngineCore:
         if sampled.token_id is None:
             logger.warning("logits_not_finite", request_id=sequence.request_id)
             self.scheduler.prefixes.forget(sequence)
-            self.trace.prefix_forgotten(sequence, self._clock())
+            self.trace.prefix_forgotten(sequence, self.clock())
             return self._end(
                 sequence, FinishReason.ERROR, error="the model gave numbers that are not finite"
             )
-        now = self._clock()
+        now = self.clock()
         if sequence.num_output_tokens == 0:
             sequence.life.stamp(StageName.FIRST_TOKEN, now)
         self.counters.output_tokens += 1
         output = accept_token(sequence, sampled, eos_token_ids, self.info.max_model_len)
         if output.finish_reason is not None:
             sequence.life.stamp(StageName.LAST_TOKEN, now)
-            sequence.life.stamp(StageName.DETOKENISED, self._clock())
+            sequence.life.stamp(StageName.DETOKENISED, self.clock())
             self._forget(sequence, output.finish_reason)
         return replace(output, metrics=self._metrics(sequence))
 
@@ -248,7 +248,7 @@ class EngineCore:
         return final_output(sequence, self._metrics(sequence))
 
     def _forget(self, sequence: Sequence, reason: FinishReason) -> None:
-        now = self._clock()
+        now = self.clock()
         sequence.life.wait(None, now)
         self.counters.ended(sequence)
         self.preemptions.ended(sequence)
@@ -258,7 +258,7 @@ class EngineCore:
 
     def _metrics(self, sequence: Sequence) -> RequestMetrics:
         """Seconds since arrival; a stage that was not reached lasts until now."""
-        life, now = sequence.life, self._clock()
+        life, now = sequence.life, self.clock()
         arrival = life.stages[0].at
         first_token = life.time_of(StageName.FIRST_TOKEN)
         return RequestMetrics(
@@ -267,7 +267,7 @@ class EngineCore:
             total_seconds=now - arrival,
             num_preemptions=sequence.num_preemptions,
             queued_by_cause=dict(life.waited),
-            stages=tuple(life.stages) if sequence.finish_reason is not None else (),
+            stages=life.untold(),
         )
 
 

@@ -70,6 +70,7 @@ class Life:
     waited: dict[WaitCause, float] = field(default_factory=dict)
     cause: WaitCause | None = None  # of the wait that goes on now
     _since: float = 0.0
+    _num_told: int = 0
 
     def stamp(self, name: StageName, now: float, tokens: int = 0) -> None:
         self.stages.append(Stage(name, now, _COMPONENTS[name], tokens))
@@ -77,6 +78,17 @@ class Life:
     def time_of(self, name: StageName) -> float | None:
         """When a stage was first reached."""
         return next((stage.at for stage in self.stages if stage.name is name), None)
+
+    def waited_until(self, now: float) -> dict[WaitCause, float]:
+        """The waits by cause, the one that goes on now included."""
+        if self.cause is None:
+            return dict(self.waited)
+        return self.waited | {self.cause: self.waited.get(self.cause, 0.0) + now - self._since}
+
+    def untold(self) -> tuple[Stage, ...]:
+        """The stages since this was last asked."""
+        told, self._num_told = self._num_told, len(self.stages)
+        return tuple(self.stages[told:])
 
     def wait(self, cause: WaitCause | None, now: float) -> None:
         """From now on it waits for `cause`, or runs; the time until now goes to the one before."""

@@ -9,12 +9,11 @@ from manylora.engine.api import (
     AdapterInfo,
     EngineInfo,
     EngineStats,
-    FinishReason,
     Request,
     RequestOutput,
 )
 from manylora.engine.core import EngineCore
-from manylora.engine.errors import EngineUnavailableError, RequestFailedError
+from manylora.engine.errors import EngineUnavailableError
 from manylora.engine.loop import EngineThread
 from manylora.engine.streams import OutputStream, check_new
 
@@ -41,7 +40,7 @@ class LocalEngine:
             arrived = time.monotonic()
             await self._call(lambda core: core.add(request, arrived=arrived))
             async for output in stream:
-                yield raise_if_failed(output)
+                yield output
         finally:
             del self._streams[request.request_id]
             self._thread.call(lambda core: core.abort(request.request_id))
@@ -87,14 +86,3 @@ class LocalEngine:
     def _end_streams(self) -> None:
         for stream in self._streams.values():
             stream.fail(EngineUnavailableError("the engine stopped while it served this request"))
-
-
-def raise_if_failed(output: RequestOutput) -> RequestOutput:
-    """The output itself.
-
-    Raises:
-        RequestFailedError: the engine gave the request up.
-    """
-    if output.finish_reason is FinishReason.ERROR:
-        raise RequestFailedError(output.error or "the engine gave this request up")
-    return output

@@ -72,8 +72,8 @@ class ByPriority(FirstCome):
     reorders = True
 
     def order(self, running: Iterable[Sequence], waiting: Iterable[Sequence]) -> Iterator[Sequence]:
-        yield from sorted((s for s in running if s.is_prefilling), key=_rank)
-        yield from sorted(waiting, key=_rank)
+        prefilling = (sequence for sequence in running if sequence.is_prefilling)
+        yield from sorted((*prefilling, *waiting), key=_rank)
 
     def victim(self, running: Ordered[Sequence], needy: Sequence) -> Sequence:
         return max(running, key=_rank)

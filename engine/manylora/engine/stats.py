@@ -14,8 +14,9 @@ def snapshot(core: "EngineCore") -> EngineStats:
     scheduler, counters = core.scheduler, core.counters
     blocks, slots = scheduler.blocks, scheduler.slots
     queued = counters.queued_seconds.copy()
+    now = core.clock()
     for sequence in core.sequences.values():
-        queued.update(sequence.life.waited)
+        queued.update(sequence.life.waited_until(now))
     return EngineStats(
         num_running=len(scheduler.running),
         num_waiting=len(scheduler.waiting),

@@ -100,7 +100,7 @@ class Generation:
         output = await self._next_output()
         if output is None:
             raise RequestFailedError("the engine ended the request without a finish reason")
-        self.life.last = output
+        self.life.hear(output)
         self.meter.output(output)
         if output.finish_reason in (FinishReason.ERROR, FinishReason.ABORT):
             raise RequestFailedError(output.error or "the engine gave the request up")

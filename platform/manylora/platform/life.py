@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from typing import Any
 
-from manylora.engine.api import RequestMetrics, RequestOutput
+from manylora.engine.api import RequestOutput
 from manylora.engine.lifecycle import Stage, StageName, WaitCause
 from manylora.platform.routing import Route
 
@@ -19,7 +19,7 @@ STATUSES = (RUNNING, "ok", "client_abort", "server_stop", "engine_error", REFUSE
 class Life:
     """A request whose prompt was found fit to run. It changes until its last byte is sent.
 
-    `stages` are this process's own; the engine's come with the last output.
+    `stages` are this process's own and those that the engine has told so far.
     """
 
     request_id: str
@@ -43,6 +43,11 @@ class Life:
         return self.last or RequestOutput(
             request_id=self.request_id, num_prompt_tokens=self.num_prompt_tokens
         )
+
+    def hear(self, output: RequestOutput) -> None:
+        """The engine has gone on with it."""
+        self.last = output
+        self.stages += output.metrics.stages
 
     def end(self, status: str) -> None:
         """Its status is known; the first one counts."""
@@ -71,13 +76,13 @@ class Life:
             "finish_reason": self.totals.finish_reason if self.status == "ok" else None,
             "received_at": self.received_at,
             "total_us": self._offset_us(self.ended or time.monotonic()),
-            "stages": self._stages(metrics),
+            "stages": self._stages(),
             "queue": _queue(metrics.queued_by_cause),
             "counts": self._counts(),
         }
 
-    def _stages(self, metrics: RequestMetrics) -> list[dict[str, Any]]:
-        known = sorted([*self.stages, *metrics.stages], key=lambda stage: stage.at)
+    def _stages(self) -> list[dict[str, Any]]:
+        known = sorted(self.stages, key=lambda stage: stage.at)
         offsets = [self._offset_us(stage.at) for stage in known]
         since = [0, *(later - earlier for earlier, later in pairwise(offsets))]
         return [
