@@ -143,3 +143,50 @@ def test_a_hundred_thousand_steps_starve_nobody(policy: str) -> None:
     assert len(served) == len(arrivals)
     assert simulation.num_steps > 100_000
     assert simulation.scheduler.blocks.num_used == 0
+
+
+def test_who_starves_for_a_slot_does_not_hold_up_those_before_it() -> None:
+    """The least urgent waits for a slot, and then for a seat that it never gets."""
+    scheduler = make_scheduler(
+        policy="priority", max_loras=1, max_num_seqs=4, max_num_batched_tokens=64
+    )
+    arrivals = [
+        arrival(0, "a", prompt=4, output=100, adapter="x"),
+        arrival(1, "b", prompt=4, output=3, adapter="y", priority=10),
+        *(arrival(at, "c", prompt=4, output=5) for at in range(90, 600)),
+        *(
+            arrival(at, "d", prompt=4, output=3, adapter="x", priority=-5)
+            for at in range(150, 600, 50)
+        ),
+    ]
+
+    served = Simulation(scheduler, lambda batch: 1.0).run(arrivals)
+
+    assert max(s.seconds_to_first_token for s in served if s.request.tenant == "d") <= 3
+
+
+def test_no_more_is_given_up_for_others_than_what_was_computed_is_worth() -> None:
+    """A stream of small requests of other tenants, each of which may take the long one's seat."""
+    scheduler = make_scheduler(max_num_seqs=2, max_num_batched_tokens=256)
+    long = [arrival(0, "long", prompt=3800, output=4), arrival(0, "long", prompt=100, output=900)]
+    small = [arrival(8.0 * i, f"small{i % 3}", prompt=20, output=2) for i in range(1, 200)]
+    simulation = Simulation(scheduler, lambda batch: 1.0)
+
+    served = simulation.run([*long, *small])
+
+    needed = sum(len(a.request.prompt_token_ids) + a.num_output_tokens for a in (*long, *small))
+    first = next(s for s in served if s.request == long[0].request)
+    assert first.seconds_to_first_token < 100
+    assert simulation.num_tokens < 1.25 * needed
+    waits = [s.seconds_to_first_token for s in served if s.request.tenant != "long"]
+    assert quantiles(waits, n=20)[-1] < 20
+
+
+def test_an_adapter_is_loaded_in_the_policys_order_not_behind_a_flood_of_others() -> None:
+    scheduler = make_scheduler(max_num_seqs=1)
+    flood = [arrival(0, "flood", prompt=8, output=50, adapter=f"a{i}") for i in range(100)]
+    light = arrival(0, "light", prompt=8, output=2, adapter="l")
+    simulation = Simulation(scheduler, lambda batch: 1.0)
+    simulation.run([arrival(0, "flood", prompt=8, output=50), *flood, light], until=2)
+
+    assert scheduler.adapters_by_need()[0] == "l" or scheduler.slots.is_resident("l")

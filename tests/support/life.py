@@ -20,4 +20,5 @@ def assert_whole(life: dict[str, Any], *, client_seconds: float | None = None) -
     assert sum(waits.values()) == life["queue"]["total_us"] <= life["total_us"]
     assert min(waits.values(), default=0) >= 0
     if client_seconds is not None:
-        assert life["total_us"] <= client_seconds * 1e6
+        # The server notes the end once the socket has taken it: the client may have read it before.
+        assert life["total_us"] <= (client_seconds + 0.25) * 1e6

@@ -6,14 +6,17 @@ A step finishes adapter loads, schedules, fills slots, runs the model, samples, 
 
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import replace
+from pathlib import Path
 
 import structlog
 import torch
 from torch import Tensor
 
-from manylora.engine.adapters import AdapterCache
+from manylora.engine.adapters import AdapterCache, AdapterWeights
 from manylora.engine.api import (
+    AdapterInfo,
     EngineInfo,
     EngineStats,
     FinishReason,
@@ -143,6 +146,21 @@ class EngineCore:
         self.trace.end_step(now, is_last=not self.has_work)
         self._step_began = None
         return outputs
+
+    def add_adapter(self, folder: Path) -> AdapterInfo:
+        """Load a PEFT folder outside the store now.
+
+        Raises:
+            AdapterError: it would not be applied exactly.
+        """
+        info = self.adapters.add_folder(folder)
+        self._dropping.discard(info.digest)
+        return info
+
+    def begin_load(self, digest: str) -> Future[AdapterWeights]:
+        """Start loading an adapter of the store; see `AdapterCache.begin_load`."""
+        self._dropping.discard(digest)
+        return self.adapters.begin_load(digest)
 
     def unload_adapter(self, digest: str) -> None:
         """Drop an adapter from its slot and from host memory once no sequence needs it."""

@@ -86,7 +86,7 @@ class LLM:
         Raises:
             AdapterError: it would not be applied exactly; every reason is given.
         """
-        return self.core.adapters.add_folder(Path(folder))
+        return self.core.add_adapter(Path(folder))
 
     def unload_adapter(self, adapter: AdapterInfo) -> None:
         """Drop an adapter from its slot and from host memory."""

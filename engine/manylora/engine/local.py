@@ -46,7 +46,7 @@ class LocalEngine:
             self._thread.call(lambda core: core.abort(request.request_id))
 
     async def load_adapter(self, digest: str) -> AdapterInfo:
-        loading = await self._call(lambda core: core.adapters.begin_load(digest))
+        loading = await self._call(lambda core: core.begin_load(digest))
         # Others may wait for the same load: who leaves must not cancel it.
         return (await asyncio.shield(asyncio.wrap_future(loading))).info
 

@@ -79,7 +79,7 @@ class ByPriority(FirstCome):
         return max(running, key=_rank)
 
     def yielding(self, running: Ordered[Sequence], newcomer: Sequence) -> Sequence | None:
-        last = max(running, key=_rank, default=newcomer)
+        last = max((s for s in running if s.may_yield), key=_rank, default=newcomer)
         return last if last.request.priority > newcomer.request.priority else None
 
 
@@ -95,7 +95,8 @@ class FairByTenant:
     that comes back is lifted to where the others are, so that it cannot save up while away.
 
     Beyond the paper, the seats are shared too: a tenant that holds less of them for its weight than
-    another starts its next request at once, and the other's newest gives way to it.
+    another starts its next request at once, and the one of the other's that has computed least
+    gives way to it.
     """
 
     reorders = True
@@ -152,7 +153,11 @@ class FairByTenant:
 
     def yielding(self, running: Ordered[Sequence], newcomer: Sequence) -> Sequence | None:
         seats = _Seats(running)
-        return seats.newest_of_richest if seats.is_poor(newcomer) else None
+        rich = seats.newest_of_richest
+        if rich is None or not seats.is_poor(newcomer):
+            return None
+        able = (s for s in running if s.request.tenant == rich.request.tenant and s.may_yield)
+        return min(able, key=lambda s: s.num_computed_tokens - s.num_reused_tokens, default=None)
 
     def _level(self, tenant: str) -> float:
         return self._service.get(tenant, 0.0)

@@ -83,7 +83,6 @@ class Scheduler:
                 self._continue(sequence, step)
         if step.preempted:
             step.stop = WaitCause.KV_BLOCKS
-        step.starving = any(_is_starving(s) and self._is_ready(s) for s in self.waiting)
         self._prefill_and_admit(step)
         self._explain_rest(step)
         return step.batch()
@@ -105,9 +104,8 @@ class Scheduler:
 
     def remove(self, sequence: Sequence) -> None:
         """Take a finished or aborted sequence out of its queue and give back what it holds."""
-        if sequence.status is SequenceStatus.WAITING:
-            if sequence in self.waiting:
-                self.waiting.remove(sequence)
+        if sequence in self.waiting:
+            self.waiting.remove(sequence)
         elif sequence in self.running:
             self.running.remove(sequence)
             self._give_back(sequence)
@@ -115,8 +113,11 @@ class Scheduler:
                 self.demand.ended(sequence.num_output_tokens)
 
     def adapters_by_need(self) -> list[str]:
-        """The adapters that waiting sequences need and no slot has, in the queue's order."""
-        digests = (s.digest for s in self.waiting if s.digest is not None)
+        """The adapters that waiting sequences need and no slot has, in the policy's order."""
+        if all(s.digest is None or self.slots.is_resident(s.digest) for s in self.waiting):
+            return []
+        ordered = self.policy.order(tuple(self.running), tuple(self.waiting))
+        digests = (s.digest for s in ordered if s.status is SequenceStatus.WAITING and s.digest)
         return [d for d in dict.fromkeys(digests) if not self.slots.is_resident(d)]
 
     def _continue(self, sequence: Sequence, step: Step) -> None:
@@ -162,6 +163,7 @@ class Scheduler:
         self._give_back(victim)
         victim.status = SequenceStatus.WAITING
         victim.wait_cause = WaitCause.PREEMPTED
+        victim.num_wasted_tokens = victim.num_computed_tokens - victim.num_reused_tokens
         victim.num_once_computed = max(victim.num_once_computed, victim.num_computed_tokens)
         victim.num_computed_tokens = 0
         victim.num_preemptions += 1
@@ -198,8 +200,8 @@ class Scheduler:
         """Admit a waiting sequence, or note why not.
 
         One whose adapter is not ready or finds no slot is passed over, but not for ever: after
-        `MAX_PASSES` steps no other adapter's newcomers start until a slot has drained. One that
-        finds no seat or no blocks ends the admission: a long prompt is not overtaken for ever.
+        `MAX_PASSES` steps no other adapter's newcomer behind it starts until a slot has drained.
+        One that finds no seat or no blocks ends the admission, or it would be overtaken for ever.
         """
         step.considered.add(sequence)
         cause = self._lacks_adapter(sequence, step)
@@ -215,10 +217,11 @@ class Scheduler:
             return None
         if not self._is_ready(sequence):
             return WaitCause.ADAPTER_LOAD
-        if step.starving and not _is_starving(sequence):
+        if step.starving and sequence.num_passes < MAX_PASSES:
             return WaitCause.ADAPTER_SLOT
         if not self.slots.can_hold(digest):
             sequence.num_passes += 1
+            step.starving |= sequence.num_passes >= MAX_PASSES
             return WaitCause.ADAPTER_SLOT
         return None
 
@@ -279,6 +282,7 @@ class Scheduler:
         self.blocks.hold(cached)
         sequence.block_table = list(cached)
         sequence.num_computed_tokens = len(cached) * self.blocks.block_size
+        sequence.num_reused_tokens = sequence.num_computed_tokens
         if sequence.num_preemptions == 0:  # what is computed again is no further service
             looked_up = self.blocks.prefix_caching and not sequence.lacks_prompt_logprobs
             sequence.num_queried_tokens = sequence.num_prompt_tokens if looked_up else 0
@@ -294,7 +298,3 @@ class Scheduler:
 
     def _blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.blocks.block_size)
-
-
-def _is_starving(sequence: Sequence) -> bool:
-    return sequence.num_passes >= MAX_PASSES

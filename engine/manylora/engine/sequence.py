@@ -9,6 +9,8 @@ from manylora.engine.text.detokenizer import Detokenizer
 from manylora.engine.text.processor import TextProcessor
 from manylora.engine.text.stops import StopMatcher
 
+YIELD_PROGRESS = 8  # times what was computed in vain the time before
+
 
 class SequenceStatus(StrEnum):
     WAITING = "waiting"
@@ -38,6 +40,8 @@ class Sequence:
     num_cached_tokens: int = 0
     num_queried_tokens: int = 0  # prompt tokens looked up in the prefix cache at first admission
     num_found_tokens: int = 0  # and found, whoever computed them
+    num_reused_tokens: int = 0  # found in the prefix cache at its latest start
+    num_wasted_tokens: int = 0  # computed since the start before, when it last gave way
     block_table: list[int] = field(default_factory=list)
     block_hashes: list[bytes] = field(default_factory=list)  # of the full blocks hashed so far
     slot: int | None = None  # the adapter slot held while running
@@ -93,6 +97,15 @@ class Sequence:
     def num_tokens_left(self) -> int:
         """Known tokens that are not computed."""
         return len(self.token_ids) - self.num_computed_tokens
+
+    @property
+    def may_yield(self) -> bool:
+        """Whether it has computed enough since its latest start to give way again for another.
+
+        So the work that is done twice stays a fraction of all, and who gives way gets on.
+        """
+        progress = self.num_computed_tokens - self.num_reused_tokens
+        return progress >= YIELD_PROGRESS * self.num_wasted_tokens
 
     @property
     def is_prefilling(self) -> bool:

@@ -62,6 +62,15 @@ class DecoderConfig:
         Raises:
             ModelError: a value is missing, or says what is not supported.
         """
+        try:
+            return cls._read(raw)
+        except OverflowError as error:
+            raise ModelError(
+                f"config.json: a number is too large to compute with: {error}"
+            ) from error
+
+    @classmethod
+    def _read(cls, raw: dict[str, Any]) -> "DecoderConfig":
         family = _family(raw.get("model_type"))
         f = Fields(raw, {**_DEFAULTS, **family.defaults})
         f.refuse_if_set("quantization_config")
@@ -140,6 +149,8 @@ def _num_kv_heads(f: Fields) -> int:
 
 
 def _check_heads(f: Fields) -> None:
+    if head_size(f) < 1:
+        raise f.error("hidden_size", "is less than num_attention_heads: heads of size 0")
     if head_size(f) % 2:
         raise ModelError("config.json: an odd head size cannot be rotated by pairs")
     if f.size("num_attention_heads") % _num_kv_heads(f):

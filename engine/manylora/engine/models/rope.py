@@ -10,6 +10,7 @@ import structlog
 import torch
 from torch import Tensor
 
+from manylora.engine.errors import ModelError
 from manylora.engine.models.rope_config import (
     DynamicNtk,
     Linear,
@@ -28,10 +29,19 @@ def rotary_table(rope: Rope, num_positions: int) -> Tensor:
     A scaling that depends on the length of the sequence takes it to be `num_positions` for all,
     since otherwise a longer sequence would change keys that are cached already; a log line says
     what it became.
+
+    Raises:
+        ModelError: the config's numbers give no finite angles.
     """
-    frequencies, attention_factor = _frequencies(rope, num_positions)
-    angles = torch.arange(num_positions, dtype=torch.float32).outer(frequencies)
-    return torch.cat((angles.cos(), angles.sin()), dim=-1) * attention_factor
+    try:
+        frequencies, attention_factor = _frequencies(rope, num_positions)
+        angles = torch.arange(num_positions, dtype=torch.float32).outer(frequencies)
+        table = torch.cat((angles.cos(), angles.sin()), dim=-1) * attention_factor
+    except (OverflowError, ValueError) as error:
+        raise ModelError(f"config.json: the rope's numbers cannot be computed: {error}") from error
+    if not bool(torch.isfinite(table).all()):
+        raise ModelError("config.json: the rope's numbers give angles that are not finite")
+    return table
 
 
 def _frequencies(rope: Rope, num_positions: int) -> tuple[Tensor, float]:
