@@ -11,6 +11,7 @@ import pytest
 
 from manylora.engine import LLM, SamplingParams
 from manylora.engine.config import EngineConfig
+from manylora.engine.llm import WINDOW
 from manylora.engine.sampler import draw_seed
 from manylora.generate import run
 from manylora.generate.input_lines import InputLine
@@ -238,7 +239,7 @@ def test_no_more_lines_are_read_than_keep_the_engine_busy(
     generate(config)
 
     assert len(answers()) == 90
-    assert config.max_num_seqs < max(ahead) <= run.WINDOW * config.max_num_seqs + 1
+    assert config.max_num_seqs < max(ahead) <= WINDOW * config.max_num_seqs + 1
 
 
 @pytest.mark.parametrize(

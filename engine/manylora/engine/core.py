@@ -96,11 +96,10 @@ class EngineCore:
             EngineOverloadedError: the queue is full.
             AdapterNotFoundError: its adapter is not in the store.
         """
-        check_request(request, self.info, self.text.vocab_size, running=self.sequences)
+        self.check(request)
         if len(self.scheduler.waiting) >= self._max_num_waiting:
             raise EngineOverloadedError(RETRY_AFTER_SECONDS)
         if request.adapter is not None:
-            self.adapters.check_known(request.adapter.digest)
             self._dropping.discard(request.adapter.digest)
         seed = self.next_seed() if request.params.seed is None else request.params.seed
         step = self.trace.num_steps
@@ -111,6 +110,16 @@ class EngineCore:
         self.sequences[request.request_id] = sequence
         self.scheduler.add(sequence)
         self.trace.added(sequence, arrived)
+
+    def check(self, request: Request) -> None:
+        """
+        Raises:
+            InvalidRequestError: it can never be served.
+            AdapterNotFoundError: its adapter is not in the store.
+        """
+        check_request(request, self.info, self.text.vocab_size, running=self.sequences)
+        if request.adapter is not None:
+            self.adapters.check_known(request.adapter.digest)
 
     def next_seed(self) -> int:
         """The seed of the next request that brings none: all follow from the engine's seed."""

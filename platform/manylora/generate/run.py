@@ -22,8 +22,6 @@ from manylora.generate.results_file import ResultsFile
 from manylora.generate.resume import Resume
 from manylora.platform.settings import SettingsError
 
-WINDOW = 2  # times max_num_seqs: as many wait as run
-
 
 @dataclass(frozen=True, slots=True)
 class Summary:
@@ -77,7 +75,6 @@ def generate_file(
                     defaults=defaults,
                     folders=adapters,
                     seed=config.seed,
-                    window=WINDOW * config.max_num_seqs,
                 )
                 run.answer(x for x in read_lines(source) if results.finished.get(x.index) is None)
     return Summary(num_found + left - results.num_errors, results.num_errors, num_found)
@@ -104,13 +101,12 @@ class _Run:
     defaults: Mapping[str, Any]
     folders: Mapping[str, Path]  # of adapters by name
     seed: int
-    window: int  # completions that are queued or being generated
     adapters: dict[str, AdapterInfo | EngineError] = field(default_factory=dict)
     in_flight: dict[int, _InFlight] = field(default_factory=dict)  # by the result's identity
 
     def answer(self, lines: Iterable[InputLine]) -> None:
         for line in lines:
-            while self.llm.num_unfinished >= self.window:
+            while self.llm.is_busy:
                 self._step()
             self._begin(line)
         while self.in_flight:
