@@ -136,6 +136,13 @@ def test_a_bad_line_is_an_error_by_its_id_and_the_others_go_on(
     assert [told[n].get("id") for n in range(1, 5)] == [None, "x", 10**30, None]
 
 
+def test_lines_of_one_id_are_all_answered(config: EngineConfig) -> None:
+    write({"id": "x", "prompt": "a"}, "", {"id": "x", "prompt": "b"})
+
+    assert generate(config) == Summary(num_answers=2, num_errors=0, num_found=0)
+    assert {index: line["id"] for index, line in answers().items()} == {0: "x", 2: "x"}
+
+
 def test_an_adapter_is_read_once_however_many_lines_name_it(
     config: EngineConfig, folder: Path, adapter: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -65,7 +65,7 @@ def generate_file(
         if left:
             with (
                 _open_engine(replace(config, model=str(model.folder))) as llm,
-                ProgressBar(left, shown=None, what="lines") as bar,
+                ProgressBar(left, shown=None, what="lines", says_end=True) as bar,
             ):
                 run = _Run(
                     llm=llm,
