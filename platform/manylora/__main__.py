@@ -112,7 +112,7 @@ def generate(
     max_tokens: Annotated[int, typer.Option(help="of lines that say nothing, as the next")] = 16,
     temperature: Annotated[float, typer.Option(help="0: greedy")] = 1.0,
     top_p: Annotated[float, typer.Option(help="1: no limit")] = 1.0,
-    top_k: Annotated[int, typer.Option(help="0: no limit")] = 0,
+    top_k: Annotated[int, typer.Option(help="0 or -1: no limit")] = 0,
 ) -> None:
     """Answer prompts from a file; exit 0 all answered, 1 some lines had errors, 2 usage."""
     adapters = named_folders(lora_modules or [])

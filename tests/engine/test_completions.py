@@ -126,8 +126,8 @@ def test_a_single_request_is_one_completion() -> None:
 
 @given(seed=st.integers(-(1 << 63) + 1, (1 << 63) - 1), count=st.integers(1, 128))
 def test_seeds_follow_from_seed_and_index_alone(seed: int, count: int) -> None:
-    params = params_of_completions(SamplingParams(seed=seed, n=count))
-    most = params_of_completions(SamplingParams(seed=seed, n=128, temperature=0.3))
+    params = params_of_completions(SamplingParams(n=count), seed)
+    most = params_of_completions(SamplingParams(n=128, temperature=0.3), seed)
 
     assert [one.seed for one in params] == [one.seed for one in most[:count]]
     assert params[0] == SamplingParams(seed=seed)

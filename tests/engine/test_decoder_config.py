@@ -73,6 +73,8 @@ def test_the_rope_base_is_found_where_either_format_keeps_it() -> None:
         ({"hidden_size": 0}, "hidden_size 0"),
         ({"num_hidden_layers": None}, "num_hidden_layers None"),
         ({"num_attention_heads": 0}, "num_attention_heads 0"),
+        ({"hidden_size": 1, "head_dim": None}, "hidden_size"),
+        ({"rope_parameters": {"rope_type": "linear", "factor": 1e308}}, "too large"),
         ({"num_key_value_heads": 4}, "num_key_value_heads 4"),
         ({"dtype": "int8", "torch_dtype": None}, "dtype 'int8'"),
     ],

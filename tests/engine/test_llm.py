@@ -10,6 +10,7 @@ from manylora.engine import LLM, SamplingParams
 from manylora.engine.api import FinishReason
 from manylora.engine.config import EngineConfig
 from manylora.engine.errors import AdapterError, InvalidRequestError, ModelError
+from manylora.engine.llm import WINDOW
 from support.engine import make_llm
 
 GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
@@ -60,6 +61,50 @@ def test_text_and_token_ids_are_the_same_prompt(llm: LLM) -> None:
     answers = [r.outputs[0] for r in (*from_text, *from_ids, *alone)]
     assert all(a.token_ids == answers[0].token_ids for a in answers)
     assert llm.core.text.decode(answers[0].token_ids) == answers[0].text
+
+
+def test_prompts_may_be_written_as_vllm_has_them(llm: LLM) -> None:
+    ids = llm.core.text.encode("hello")
+
+    (one,) = llm.generate({"prompt_token_ids": ids}, GREEDY)
+    many = llm.generate([{"prompt": "hello"}, {"prompt_token_ids": tuple(ids)}, ids], GREEDY)
+
+    assert one.prompt_token_ids == ids
+    assert [r.prompt_token_ids for r in many] == [ids] * 3
+    assert [r.outputs[0].token_ids for r in many] == [one.outputs[0].token_ids] * 3
+
+
+def test_an_adapter_by_name_is_told_what_it_should_be(llm: LLM) -> None:
+    with pytest.raises(InvalidRequestError, match="must be what load_adapter returned"):
+        llm.generate([[1], [2]], GREEDY, adapter="pirate")  # type: ignore[arg-type]
+    with pytest.raises(InvalidRequestError, match="must be what load_adapter returned"):
+        llm.submit([1], GREEDY, "pirate")  # type: ignore[arg-type]
+
+
+def test_the_queue_stays_short_however_many_prompts_there_are(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The scheduler looks at all that waits in each step."""
+    queued = []
+    step = llm.core.step
+    monkeypatch.setattr(
+        llm.core, "step", lambda: [queued.append(len(llm.core.sequences)), step()][1]
+    )
+
+    results = llm.generate([[i % 256] for i in range(100)], GREEDY)
+
+    assert [r.prompt_token_ids for r in results] == [[i % 256] for i in range(100)]
+    assert all(r.finished for r in results)
+    assert max(queued) == WINDOW * 3
+
+
+def test_a_refused_prompt_draws_no_seed(tiny_model: Path) -> None:
+    params = SamplingParams(temperature=1.0, max_tokens=12, ignore_eos=True)
+    with make_llm(tiny_model, seed=1) as one, make_llm(tiny_model, seed=1) as other:
+        for refused in ([[1], [999]], [[1] * 600]):
+            with pytest.raises(InvalidRequestError):
+                one.generate(refused, params)
+        assert tokens(one, [1, 2], params) == tokens(other, [1, 2], params)
 
 
 def test_no_prompts_give_no_results(llm: LLM) -> None:
@@ -138,6 +183,24 @@ def test_an_unloaded_adapter_leaves_its_slot_and_host_memory(
         ([[1], "\ud800"], {}, None),
         ([1, [2]], {}, "prompts"),
         (["hello", 1], {}, "prompts"),
+        (None, {}, "prompt"),
+        (b"hello", {}, "prompt"),
+        ([[1], b"hello"], {}, "prompt"),
+        ([[1], [2.0]], {}, "prompt"),
+        ([[1], [True]], {}, "prompt"),
+        ([True], {}, "prompt"),
+        ([[1], ["hello"]], {}, "prompt"),
+        ({}, {}, "prompt"),
+        ({"text": "hello"}, {}, "prompt"),
+        ([[1], {"prompt": [1]}], {}, "prompt"),
+        ({"prompt_token_ids": "hello"}, {}, "prompt"),
+        ({"prompt": "hello", "prompt_token_ids": [1]}, {}, "prompt"),
+        ([[1], {"prompt_token_ids": [1], "multi_modal_data": 1}], {}, "prompt"),
+        ([1], {"adapter": "pirate"}, "adapter"),
+        ([1], {"adapter": Path("pirate")}, "adapter"),
+        ([[1], [2]], {"adapter": [None, "pirate"]}, "adapter"),
+        ([1], {"params": {"n": 1}}, "params"),
+        ([[1], [2]], {"params": [GREEDY, None]}, "params"),
     ],
 )
 def test_a_bad_argument_is_named_and_nothing_is_generated(
@@ -236,6 +299,8 @@ def test_more_prompts_than_a_servers_queue_are_all_served(llm: LLM) -> None:
 def test_an_adapter_of_the_rejected_kind_is_refused(llm: LLM, tmp_path: Path) -> None:
     with pytest.raises(AdapterError, match=r"adapter_config\.json is missing"):
         llm.load_adapter(tmp_path)
+    with pytest.raises(AdapterError, match=r"there is no folder .*nowhere"):
+        llm.load_adapter(tmp_path / "nowhere")
 
 
 def test_an_adapter_that_was_unloaded_is_named(llm: LLM, tiny_adapters: dict[str, Path]) -> None:
@@ -283,8 +348,13 @@ def test_options_are_those_of_the_engine_by_name(tiny_model: Path) -> None:
         LLM(tiny_model, block_size=0)
     assert caught.value.param == "block_size"
 
-    with pytest.raises(TypeError, match="no_such_option"):
-        LLM(tiny_model, no_such_option=1)
+
+def test_an_option_that_is_none_is_named_with_the_nearest(tiny_model: Path) -> None:
+    with pytest.raises(InvalidRequestError, match=r"max_num_seq .*did you mean max_num_seqs\?"):
+        LLM(tiny_model, max_num_seq=1)
+    with pytest.raises(InvalidRequestError, match=r"xyz is no option of the engine$") as caught:
+        LLM(tiny_model, xyz=1)
+    assert caught.value.param == "xyz"
 
 
 def test_a_folder_without_a_model_is_refused_by_name(tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 """The bar on standard error: when it is shown, what it counts, and that it leaves output alone."""
 
+import contextlib
+import re
 import sys
 from pathlib import Path
 
@@ -71,6 +73,29 @@ def test_what_is_printed_meanwhile_stays_on_standard_output(
     assert captured.out == "an answer\n"
     assert "2/2" in captured.err
     assert "lines" in captured.err
+
+
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize(("terminal", "says_end"), [(False, True), (True, True), (False, False)])
+def test_off_a_terminal_a_last_line_says_how_far_it_came(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    fails: bool,
+    terminal: bool,
+    says_end: bool,
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
+    bar = progress.ProgressBar(3, shown=None, what="lines", says_end=says_end)
+    with contextlib.suppress(KeyboardInterrupt), bar:
+        bar.add(done=2, tokens=7)
+        if fails:
+            raise KeyboardInterrupt
+
+    said = capsys.readouterr().err
+    if says_end and not terminal:
+        assert re.fullmatch(r"2/3 lines, \d+ tokens/s\n", said)
+    else:
+        assert said == ""
 
 
 def test_a_run_that_fails_ends_its_bar(

@@ -192,3 +192,20 @@ def test_a_rope_that_is_not_supported_is_named(change: dict[str, Any], said: str
 
     with pytest.raises(ModelError, match=said):
         DecoderConfig.from_dict(dict(raw))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"beta_fast": 5e-324}, {"beta_fast": 1e308}],
+    ids=str,
+)
+def test_a_rope_whose_numbers_cannot_be_computed_is_refused(change: dict[str, Any]) -> None:
+    raw = SIZES | {"model_type": "llama", "rms_norm_eps": 1e-5, "rope_parameters": YARN | change}
+
+    def read() -> None:
+        rope = DecoderConfig.from_dict(dict(raw)).architecture.layers[0].rope
+        assert rope is not None
+        rotary_table(rope, 64)
+
+    with pytest.raises(ModelError, match=r"config\.json"):
+        read()

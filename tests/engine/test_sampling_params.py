@@ -24,7 +24,7 @@ BEYOND = 1 << 64  # cannot be sent to the engine
         {"top_p": 0},
         {"top_p": 1.01},
         {"top_p": float("nan")},
-        {"top_k": -1},
+        {"top_k": -2},
         {"top_k": BEYOND},
         {"seed": BEYOND},
         {"seed": -BEYOND},
@@ -78,6 +78,10 @@ def test_the_ends_of_each_range_are_taken_and_can_be_sent(params: dict[str, Any]
 
     encoded = msgspec.msgpack.encode(taken)
     assert msgspec.msgpack.decode(encoded, type=SamplingParams) == taken
+
+
+def test_a_top_k_of_minus_1_is_no_limit() -> None:
+    assert SamplingParams(top_k=-1) == SamplingParams(top_k=0)
 
 
 def test_one_stop_string_is_a_list_of_one() -> None:

@@ -9,8 +9,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from manylora.engine.errors import InvalidRequestError
 from manylora.generate.input_lines import read_lines
-from manylora.generate.results_file import FLUSH_LINES, FinishedLines, ResultsFile, count_unfinished
+from manylora.generate.results_file import FLUSH_LINES, FinishedLines, ResultsFile
+from manylora.generate.resume import Resume
 from manylora.platform.settings import SettingsError
 
 OPTIONS = b"options"
@@ -24,6 +26,15 @@ def source(folder: Path) -> None:
 
 def opened() -> ResultsFile:
     return ResultsFile(OUTPUT, most_lines=SOURCE.stat().st_size)
+
+
+def count_unfinished(results: ResultsFile, options: bytes = OPTIONS) -> int:
+    resume = Resume(source=SOURCE, results=results, options=options, adapter_digest=no_adapter)
+    return resume.count_unfinished()
+
+
+def no_adapter(name: str) -> str:
+    raise InvalidRequestError(f"no adapter {name}")
 
 
 def answer(results: ResultsFile, *indices: int, **more: Any) -> None:
@@ -42,7 +53,7 @@ def test_lines_are_found_again_and_the_rest_is_counted() -> None:
         answer(results, 3, 0)
         answer(results, 4, error="no")
     with opened() as again:
-        assert count_unfinished(SOURCE, again, OPTIONS) == 3
+        assert count_unfinished(again) == 3
         assert [again.finished.get(n) is not None for n in range(8)] == [
             *(True, False, False, True, True, False),
             *(False, False),
@@ -116,9 +127,9 @@ def put_a_line_in_front() -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (change_a_line, "another line 4 of in.jsonl"),
+        (change_a_line, r"another line 4 \(index 3\) of in\.jsonl"),
         (leave_a_line_out, "answers lines that in.jsonl no longer has"),
-        (put_a_line_in_front, "another line 1 of in.jsonl"),
+        (put_a_line_in_front, r"another line 1 \(index 0\) of in\.jsonl"),
     ],
 )
 def test_a_changed_input_is_refused_and_the_line_named(change: Any, said: str) -> None:
@@ -128,7 +139,7 @@ def test_a_changed_input_is_refused_and_the_line_named(change: Any, said: str) -
     change()
 
     with opened() as again, pytest.raises(SettingsError, match=said):
-        count_unfinished(SOURCE, again, OPTIONS)
+        count_unfinished(again)
 
     assert OUTPUT.read_bytes() == before
 
@@ -138,7 +149,7 @@ def test_other_options_are_refused() -> None:
         answer(results, 0)
 
     with opened() as again, pytest.raises(SettingsError, match="another model or other options"):
-        count_unfinished(SOURCE, again, b"others")
+        count_unfinished(again, b"others")
 
 
 def test_lines_put_behind_the_input_are_only_more_to_do() -> None:
@@ -147,7 +158,7 @@ def test_lines_put_behind_the_input_are_only_more_to_do() -> None:
     SOURCE.write_text(SOURCE.read_text() + '{"prompt": "new"}\n')
 
     with opened() as again:
-        assert count_unfinished(SOURCE, again, OPTIONS) == 1
+        assert count_unfinished(again) == 1
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import pytest
 
 from manylora.engine import LLM, SamplingParams
 from manylora.engine.config import EngineConfig
+from manylora.engine.llm import WINDOW
 from manylora.engine.sampler import draw_seed
 from manylora.generate import run
 from manylora.generate.input_lines import InputLine
@@ -135,6 +136,13 @@ def test_a_bad_line_is_an_error_by_its_id_and_the_others_go_on(
     assert [told[n].get("id") for n in range(1, 5)] == [None, "x", 10**30, None]
 
 
+def test_lines_of_one_id_are_all_answered(config: EngineConfig) -> None:
+    write({"id": "x", "prompt": "a"}, "", {"id": "x", "prompt": "b"})
+
+    assert generate(config) == Summary(num_answers=2, num_errors=0, num_found=0)
+    assert {index: line["id"] for index, line in answers().items()} == {0: "x", 2: "x"}
+
+
 def test_an_adapter_is_read_once_however_many_lines_name_it(
     config: EngineConfig, folder: Path, adapter: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -238,7 +246,7 @@ def test_no_more_lines_are_read_than_keep_the_engine_busy(
     generate(config)
 
     assert len(answers()) == 90
-    assert config.max_num_seqs < max(ahead) <= run.WINDOW * config.max_num_seqs + 1
+    assert config.max_num_seqs < max(ahead) <= WINDOW * config.max_num_seqs + 1
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ class SamplingParams:
     max_tokens: int = 16
     temperature: float = 1.0
     top_p: float = 1.0
-    top_k: int = 0  # 0: no limit
+    top_k: int = 0  # 0: no limit; -1, as vLLM writes it, becomes 0
     min_p: float = 0.0  # of the likeliest token's probability
     repetition_penalty: float = 1.0  # over prompt and output
     presence_penalty: float = 0.0  # over output, as the next
@@ -55,6 +55,8 @@ class SamplingParams:
         object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
         for name in _WHOLE_NUMBERS:
             _whole(name, getattr(self, name))
+        if self.top_k == -1:
+            object.__setattr__(self, "top_k", 0)
         _in_range("n", self.n, 1, 128)
         _in_range("max_tokens", self.max_tokens, 1, None)
         _in_range("temperature", self.temperature, 0, 2)

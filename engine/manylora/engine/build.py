@@ -65,6 +65,18 @@ def build_engine(config: EngineConfig) -> EngineCore:
     )
 
 
+def context_length(config: EngineConfig, folder: Path) -> int:
+    """The longest sequence, in tokens, that an engine of this config has for a model folder.
+
+    Raises:
+        ModelError: the model is not supported.
+        InvalidRequestError: more was asked for than model or KV cache allow.
+    """
+    model = DecoderConfig.from_folder(folder)
+    dtype = model.dtype if config.dtype == "auto" else config.dtype
+    return _max_model_len(config, model, _num_kv_blocks(config, model, dtype))
+
+
 def _check_device(device: str) -> None:
     try:
         torch.empty(0, device=device)

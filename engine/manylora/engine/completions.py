@@ -6,23 +6,23 @@ from dataclasses import replace
 from manylora.engine.api import SamplingParams
 
 
-def params_of_completions(params: SamplingParams) -> list[SamplingParams]:
+def params_of_completions(params: SamplingParams, seed: int) -> list[SamplingParams]:
     """What each of the `n` completions is generated with, all with `n=1`.
 
     The first is what `n=1` would give. The others draw from seeds that follow from (seed, index)
-    alone, and from the engine's seeds where none is given. The prompt's log-probabilities are
-    the same for all, so only the first tells them.
+    alone. The prompt's log-probabilities are the same for all, so only the first tells them.
+
+    Args:
+        seed: the request's, or the engine's next where it brings none.
     """
-    first = replace(params, n=1)
+    first = replace(params, n=1, seed=seed)
     others = [
-        replace(first, seed=_seed_of(params.seed, index), prompt_logprobs=None)
+        replace(first, seed=_seed_of(seed, index), prompt_logprobs=None)
         for index in range(1, params.n)
     ]
     return [first, *others]
 
 
-def _seed_of(seed: int | None, index: int) -> int | None:
-    if seed is None:
-        return None
+def _seed_of(seed: int, index: int) -> int:
     digest = hashlib.sha256(f"{seed}:{index}".encode()).digest()
     return int.from_bytes(digest[:8], "big") >> 1  # 63 bits, as a seed may have

@@ -3,7 +3,9 @@
 Standard library only; the command line, environment variables and TOML keys are made from it.
 """
 
-from dataclasses import dataclass, field
+import difflib
+from collections.abc import Iterable
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from manylora.engine.errors import InvalidRequestError
@@ -89,3 +91,16 @@ class EngineConfig:
                 "gets its token every step",
                 param="max_num_batched_tokens",
             )
+
+
+def check_option_names(names: Iterable[str]) -> None:
+    """
+    Raises:
+        InvalidRequestError: `EngineConfig` has no option of a name; the nearest is told.
+    """
+    known = [option.name for option in fields(EngineConfig)]
+    for name in names:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            meant = f"; did you mean {near[0]}?" if near else ""
+            raise InvalidRequestError(f"{name} is no option of the engine{meant}", param=name)

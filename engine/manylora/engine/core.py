@@ -21,13 +21,12 @@ from manylora.engine.api import (
     EngineStats,
     FinishReason,
     Request,
-    RequestMetrics,
     RequestOutput,
 )
 from manylora.engine.counters import Counters, Reporter
 from manylora.engine.errors import EngineOverloadedError
 from manylora.engine.lifecycle import StageName, WaitCause
-from manylora.engine.outputs import accept_token, final_output, take_logits
+from manylora.engine.outputs import accept_token, final_output, request_metrics, take_logits
 from manylora.engine.preemptions import PreemptionLog
 from manylora.engine.runner import ModelRunner
 from manylora.engine.sampler import draw_seed
@@ -99,11 +98,10 @@ class EngineCore:
             EngineOverloadedError: the queue is full.
             AdapterNotFoundError: its adapter is not in the store.
         """
-        check_request(request, self.info, self.text.vocab_size, running=self.sequences)
+        self.check(request)
         if len(self.scheduler.waiting) >= self._max_num_waiting:
             raise EngineOverloadedError(RETRY_AFTER_SECONDS)
         if request.adapter is not None:
-            self.adapters.check_known(request.adapter.digest)
             self._dropping.discard(request.adapter.digest)
         seed = self.next_seed() if request.params.seed is None else request.params.seed
         step = self.trace.num_steps
@@ -114,6 +112,16 @@ class EngineCore:
         self.sequences[request.request_id] = sequence
         self.scheduler.add(sequence)
         self.trace.added(sequence, arrived)
+
+    def check(self, request: Request) -> None:
+        """
+        Raises:
+            InvalidRequestError: it can never be served.
+            AdapterNotFoundError: its adapter is not in the store.
+        """
+        check_request(request, self.info, self.text.vocab_size, running=self.sequences)
+        if request.adapter is not None:
+            self.adapters.check_known(request.adapter.digest)
 
     def next_seed(self) -> int:
         """The seed of the next request that brings none: all follow from the engine's seed."""
@@ -214,9 +222,9 @@ class EngineCore:
         self.preemptions.tell(batch.preempted, self.scheduler, now)
         for sequence in self.scheduler.waiting:
             if sequence.life.cause is not sequence.wait_cause:
-                _note_wait(sequence, sequence.wait_cause, now)
+                sequence.note_wait(sequence.wait_cause, now)
         for sequence in batch.started:
-            _note_wait(sequence, None, now)
+            sequence.note_wait(None, now)
             first = sequence.num_preemptions == 0
             sequence.life.stamp(StageName.SCHEDULED if first else StageName.RESUMED, now)
 
@@ -256,14 +264,14 @@ class EngineCore:
             sequence.life.stamp(StageName.LAST_TOKEN, now)
             sequence.life.stamp(StageName.DETOKENISED, self.clock())
             self._forget(sequence, output.finish_reason)
-        return replace(output, metrics=self._metrics(sequence))
+        return replace(output, metrics=request_metrics(sequence, self.clock()))
 
     def _end(
         self, sequence: Sequence, reason: FinishReason, *, error: str | None = None
     ) -> RequestOutput:
         self._forget(sequence, reason)  # first: its length says nothing of what others will want
         sequence.finish(reason, error=error)
-        return final_output(sequence, self._metrics(sequence))
+        return final_output(sequence, request_metrics(sequence, self.clock()))
 
     def _forget(self, sequence: Sequence, reason: FinishReason) -> None:
         now = self.clock()
@@ -273,29 +281,3 @@ class EngineCore:
         self.scheduler.remove(sequence)
         self.trace.removed(sequence, reason, now)
         del self.sequences[sequence.request_id]
-
-    def _metrics(self, sequence: Sequence) -> RequestMetrics:
-        """Seconds since arrival; a stage that was not reached lasts until now."""
-        life, now = sequence.life, self.clock()
-        arrival = life.stages[0].at
-        first_token = life.time_of(StageName.FIRST_TOKEN)
-        return RequestMetrics(
-            queued_seconds=sum(life.waited.values()),
-            first_token_seconds=(now if first_token is None else first_token) - arrival,
-            total_seconds=now - arrival,
-            num_preemptions=sequence.num_preemptions,
-            queued_by_cause=dict(life.waited),
-            stages=life.untold(),
-        )
-
-
-def _note_wait(sequence: Sequence, cause: WaitCause | None, now: float) -> None:
-    """From now on a sequence waits for `cause`, or runs; its adapter may just have come."""
-    life = sequence.life
-    if (
-        sequence.digest is not None
-        and life.cause in (WaitCause.STEP, WaitCause.ADAPTER_LOAD)
-        and cause is not WaitCause.ADAPTER_LOAD
-    ):
-        life.stamp(StageName.ADAPTER_READY, now)
-    life.wait(cause, now)

@@ -2,16 +2,18 @@
 
 import itertools
 import sys
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 import structlog
 
 from manylora.engine.api import (
     AdapterInfo,
+    AdapterRef,
     EngineStats,
     FinishReason,
     Request,
@@ -22,14 +24,21 @@ from manylora.engine.api import (
 )
 from manylora.engine.build import build_engine
 from manylora.engine.completions import params_of_completions
-from manylora.engine.config import EngineConfig
-from manylora.engine.errors import EngineError, InvalidRequestError
+from manylora.engine.config import EngineConfig, check_option_names
+from manylora.engine.errors import AdapterError, EngineError
 from manylora.engine.logs import configure_logs
 from manylora.engine.progress import ProgressBar
+from manylora.engine.prompts import (
+    Message,
+    Prompt,
+    check_kinds,
+    for_each_prompt,
+    many_conversations,
+    many_prompts,
+    prompt_token_ids,
+)
 
-Prompt = str | Sequence[int]
-Message = Mapping[str, object]
-T = TypeVar("T")
+WINDOW = 2  # times max_num_seqs: as many wait as run
 
 
 @dataclass(slots=True)
@@ -63,19 +72,40 @@ class GenerationResult:
         return all(completion.finish_reason is not None for completion in self.outputs)
 
 
+@dataclass(frozen=True, slots=True)
+class _Checked:
+    """A prompt that can be served."""
+
+    token_ids: tuple[int, ...]
+    params: SamplingParams
+    adapter: AdapterRef | None
+
+    def request(self, request_id: str, params: SamplingParams) -> Request:
+        return Request(
+            request_id=request_id,
+            prompt_token_ids=self.token_ids,
+            params=params,
+            tenant="offline",
+            adapter=self.adapter,
+        )
+
+
 class LLM:
     """An engine of one's own. Its options are `EngineConfig`'s, by name.
 
     Raises:
         ModelError: the model cannot be found or is not supported.
-        InvalidRequestError: an option is out of its range; `param` names it.
+        InvalidRequestError: an option is unknown or out of its range; `param` names it.
     """
 
     def __init__(self, model: str | Path, **options: Any) -> None:
         if not structlog.is_configured():  # its default writes to standard output
             configure_logs("info")
+        check_option_names(options)
         options.setdefault("max_num_waiting", sys.maxsize)  # there is no client to send away
-        self.core = build_engine(EngineConfig(model=str(model), **options))
+        config = EngineConfig(model=str(model), **options)
+        self.core = build_engine(config)
+        self._window = min(WINDOW * config.max_num_seqs, config.max_num_waiting)
         self._numbers = itertools.count()
         self.num_output_tokens = 0  # generated so far
         self._running: dict[str, tuple[GenerationResult, CompletionOutput]] = {}  # by request id
@@ -86,6 +116,8 @@ class LLM:
         Raises:
             AdapterError: it would not be applied exactly; every reason is given.
         """
+        if not Path(folder).is_dir():
+            raise AdapterError([f"there is no folder {folder}"])
         return self.core.add_adapter(Path(folder))
 
     def unload_adapter(self, adapter: AdapterInfo) -> None:
@@ -103,27 +135,30 @@ class LLM:
         """Complete every prompt, batched; results keep the order of the prompts.
 
         Args:
-            prompts: text or token ids, one or many.
+            prompts: one or many; see `Prompt`.
             params: for all, or one for each prompt.
             adapter: for all, or one for each prompt; None is the base model.
             progress: show a bar on standard error. None: at a terminal, when the run lasts.
 
         Raises:
             InvalidRequestError: a prompt can never be served; nothing was generated.
+            AdapterNotFoundError: an adapter was unloaded; nothing was generated.
         """
-        all_prompts = _prompts(prompts)
+        all_prompts = many_prompts(prompts)
         count = len(all_prompts)
-        each = zip(
-            all_prompts,
-            _for_each(params or SamplingParams(), count, "params"),
-            _for_each(adapter, count, "adapter"),
-            strict=True,
-        )
+        asked = [
+            self._check(*one)
+            for one in zip(
+                all_prompts,
+                for_each_prompt(SamplingParams() if params is None else params, count, "params"),
+                for_each_prompt(adapter, count, "adapter"),
+                strict=True,
+            )
+        ]
         results: list[GenerationResult] = []
         try:
-            for prompt, one_params, one_adapter in each:
-                results.append(self.submit(prompt, one_params, one_adapter))
-            self._finish(results, progress)
+            with ProgressBar(count, shown=progress) as bar:
+                self._generate(asked, results, bar)
         finally:
             self._abandon(results)
         return results
@@ -137,44 +172,27 @@ class LLM:
         progress: bool | None = None,
     ) -> list[GenerationResult]:
         """Answer one conversation or many through the model's chat template."""
-        prompts = [self.core.text.encode_chat(one) for one in _conversations(messages)]
+        prompts = [self.core.text.encode_chat(one) for one in many_conversations(messages)]
         return self.generate(prompts, params, adapter=adapter, progress=progress)
 
     @property
-    def num_unfinished(self) -> int:
-        """Completions that are queued or being generated."""
-        return len(self._running)
+    def is_busy(self) -> bool:
+        """Whether so much is queued that more would only make the queue longer."""
+        return len(self._running) >= self._window
 
     def submit(
         self, prompt: Prompt, params: SamplingParams, adapter: AdapterInfo | None = None
     ) -> GenerationResult:
         """Queue one prompt; `step` fills the result, and returns it once it is finished.
 
-        For work that comes bit by bit; `generate` is simpler where all prompts are there.
+        For work that comes bit by bit, not faster than `is_busy` allows; `generate` is simpler
+        where all prompts are there.
 
         Raises:
             InvalidRequestError: it can never be served; nothing was queued.
+            AdapterNotFoundError: its adapter was unloaded.
         """
-        token_ids = self.core.text.encode(prompt) if isinstance(prompt, str) else list(prompt)
-        if params.n > 1 and params.seed is None:
-            params = replace(params, seed=self.core.next_seed())
-        result = GenerationResult(token_ids, [CompletionOutput() for _ in range(params.n)])
-        number = next(self._numbers)
-        try:
-            for index, one_params in enumerate(params_of_completions(params)):
-                request = Request(
-                    request_id=f"offline-{number}-{index}",
-                    prompt_token_ids=tuple(token_ids),
-                    params=one_params,
-                    tenant="offline",
-                    adapter=None if adapter is None else adapter.ref,
-                )
-                self.core.add(request)
-                self._running[request.request_id] = result, result.outputs[index]
-        except EngineError:
-            self._abandon([result])
-            raise
-        return result
+        return self._queue(self._check(prompt, params, adapter))
 
     def step(self) -> list[GenerationResult]:
         """Take one step of the engine; the results that it finished."""
@@ -207,13 +225,50 @@ class LLM:
     ) -> None:
         self.close()
 
-    def _finish(self, results: list[GenerationResult], progress: bool | None) -> None:
-        waiting = {id(result) for result in results}
-        with ProgressBar(len(results), shown=progress) as bar:
-            while waiting:
-                before = len(waiting), self.num_output_tokens
-                waiting -= {id(result) for result in self.step()}
-                bar.add(done=before[0] - len(waiting), tokens=self.num_output_tokens - before[1])
+    def _check(
+        self, prompt: Prompt, params: SamplingParams, adapter: AdapterInfo | None
+    ) -> _Checked:
+        """
+        Raises:
+            InvalidRequestError: it can never be served.
+            AdapterNotFoundError: its adapter was unloaded.
+        """
+        check_kinds(params, adapter)
+        token_ids = tuple(prompt_token_ids(prompt, self.core.text))
+        checked = _Checked(token_ids, params, None if adapter is None else adapter.ref)
+        self.core.check(checked.request("offline", replace(params, n=1)))
+        return checked
+
+    def _queue(self, checked: _Checked) -> GenerationResult:
+        params = checked.params
+        seed = self.core.next_seed() if params.seed is None else params.seed
+        outputs = [CompletionOutput() for _ in range(params.n)]
+        result = GenerationResult(list(checked.token_ids), outputs)
+        number = next(self._numbers)
+        try:
+            for index, one_params in enumerate(params_of_completions(params, seed)):
+                request = checked.request(f"offline-{number}-{index}", one_params)
+                self.core.add(request)
+                self._running[request.request_id] = result, outputs[index]
+        except EngineError:
+            self._abandon([result])
+            raise
+        return result
+
+    def _generate(
+        self, asked: list[_Checked], results: list[GenerationResult], bar: ProgressBar
+    ) -> None:
+        """Fill `results`: the scheduler's work grows with its queue, which is kept short."""
+        unfinished: set[int] = set()  # identities; a caller may have submitted others
+        waiting = deque(asked)
+        while waiting or unfinished:
+            while waiting and not self.is_busy:
+                results.append(self._queue(waiting.popleft()))
+                unfinished.add(id(results[-1]))
+            tokens = self.num_output_tokens
+            done = unfinished & {id(result) for result in self.step()}
+            unfinished -= done
+            bar.add(done=len(done), tokens=self.num_output_tokens - tokens)
 
     def _abandon(self, results: list[GenerationResult]) -> None:
         """Take what is not finished of these out of the engine."""
@@ -235,43 +290,3 @@ def _merge(result: GenerationResult, completion: CompletionOutput, output: Reque
     result.metrics = output.metrics
     if completion is result.outputs[0]:  # the others may find what it computed
         result.num_cached_tokens = output.num_cached_tokens
-
-
-def _prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """Many prompts as they are, one as a list of one."""
-    if isinstance(prompts, str):
-        return [prompts]
-    token_ids: list[int] = []
-    many: list[Prompt] = []
-    for item in prompts:
-        if isinstance(item, int):
-            token_ids.append(item)
-        else:
-            many.append(item)
-    if token_ids and many:
-        raise InvalidRequestError("prompts mixes token ids and whole prompts", param="prompts")
-    return [token_ids] if token_ids else many
-
-
-def _conversations(
-    messages: Sequence[Message] | Sequence[Sequence[Message]],
-) -> list[Sequence[Message]]:
-    """Many conversations as they are, one as a list of one."""
-    one: list[Message] = []
-    many: list[Sequence[Message]] = []
-    for item in messages:
-        if isinstance(item, Mapping):
-            one.append(item)
-        else:
-            many.append(item)
-    if one and many:
-        raise InvalidRequestError("messages mixes messages and conversations", param="messages")
-    return [one] if one else many
-
-
-def _for_each(value: T | Sequence[T], count: int, name: str) -> list[T]:
-    if not isinstance(value, Sequence):
-        return [value] * count
-    if len(value) != count:
-        raise InvalidRequestError(f"{len(value)} {name} for {count} prompts", param=name)
-    return list(value)

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from manylora.engine.api import FinishReason, RequestMetrics, RequestOutput, TokenLogprob
+from manylora.engine.lifecycle import StageName
 from manylora.engine.sampler import SampledToken, sample, token_logprob
 from manylora.engine.sequence import Sequence
 
@@ -95,6 +96,21 @@ def _stop_or_text(sequence: Sequence, token: int, eos_token_ids: frozenset[int])
     if sequence.finish_reason is not None and not params.include_stop_str_in_output:
         return ""
     return _add_text(sequence, token)
+
+
+def request_metrics(sequence: Sequence, now: float) -> RequestMetrics:
+    """Seconds since arrival; a stage that was not reached lasts until now."""
+    life = sequence.life
+    arrival = life.stages[0].at
+    first_token = life.time_of(StageName.FIRST_TOKEN)
+    return RequestMetrics(
+        queued_seconds=sum(life.waited.values()),
+        first_token_seconds=(now if first_token is None else first_token) - arrival,
+        total_seconds=now - arrival,
+        num_preemptions=sequence.num_preemptions,
+        queued_by_cause=dict(life.waited),
+        stages=life.untold(),
+    )
 
 
 def final_output(sequence: Sequence, metrics: RequestMetrics) -> RequestOutput:

@@ -21,16 +21,20 @@ SHOWN_AFTER_SECONDS = 2.0  # when nobody asked for the bar
 class ProgressBar:
     """Counts what finished and what was generated while the block runs."""
 
-    def __init__(self, total: int, *, shown: bool | None, what: str = "requests") -> None:
+    def __init__(
+        self, total: int, *, shown: bool | None, what: str = "requests", says_end: bool = False
+    ) -> None:
         """
         Args:
             total: how many there are in all.
             shown: None shows the bar only at a terminal, and only once the run has lasted a while.
             what: they are called.
+            says_end: where there is no terminal for a bar, a last line says how far it came.
         """
         self._total = total
         self._what = what
         self._wanted = sys.stderr.isatty() if shown is None else shown
+        self._says_end = says_end and not sys.stderr.isatty()
         self._started = time.monotonic()
         self._shown_from = self._started + (SHOWN_AFTER_SECONDS if shown is None else 0.0)
         self._num_done = 0
@@ -47,8 +51,11 @@ class ProgressBar:
         if self._bar is None:
             self._bar = self._new_bar()
             self._bar.start()
-        rate = self._num_tokens / max(now - self._started, 1e-9)
-        self._bar.update(TaskID(0), completed=self._num_done, rate=rate)
+        self._bar.update(TaskID(0), completed=self._num_done, rate=self._rate(now))
+
+    def _rate(self, now: float) -> float:
+        """Tokens a second."""
+        return self._num_tokens / max(now - self._started, 1e-9)
 
     def _new_bar(self) -> Progress:
         bar = Progress(
@@ -74,3 +81,7 @@ class ProgressBar:
     ) -> None:
         if self._bar is not None:
             self._bar.stop()
+        elif self._says_end:
+            rate = self._rate(time.monotonic())
+            done = f"{self._num_done}/{self._total} {self._what}, {rate:.0f} tokens/s"
+            sys.stderr.write(f"{done}\n")

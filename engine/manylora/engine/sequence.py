@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from manylora.engine.api import FinishReason, Request, TokenLogprob
-from manylora.engine.lifecycle import Life, WaitCause
+from manylora.engine.lifecycle import Life, StageName, WaitCause
 from manylora.engine.text.detokenizer import Detokenizer
 from manylora.engine.text.processor import TextProcessor
 from manylora.engine.text.stops import StopMatcher
@@ -122,6 +122,13 @@ class Sequence:
     def digest(self) -> str | None:
         """The adapter's digest; None for the base."""
         return self.request.adapter.digest if self.request.adapter else None
+
+    def note_wait(self, cause: WaitCause | None, now: float) -> None:
+        """From now on it waits for `cause`, or runs; its adapter may just have come."""
+        had_no_adapter = self.life.cause in (WaitCause.STEP, WaitCause.ADAPTER_LOAD)
+        if self.digest is not None and had_no_adapter and cause is not WaitCause.ADAPTER_LOAD:
+            self.life.stamp(StageName.ADAPTER_READY, now)
+        self.life.wait(cause, now)
 
     def finish(self, reason: FinishReason, *, error: str | None = None) -> None:
         self.finish_reason = reason

@@ -27,9 +27,18 @@ class InputLine:
     index: int
     raw: bytes
 
-    def digest(self, options: bytes) -> bytes:
-        """16 bytes that the line decides, with the options that shape its answer."""
-        return hashlib.sha256(options + self.raw).digest()[:16]
+    def __str__(self) -> str:
+        """For messages: editors and `sed` count lines from 1."""
+        return f"line {self.index + 1} (index {self.index})"
+
+    def digest(self, options: bytes, adapter_digest: str = "") -> bytes:
+        """16 bytes that the line decides, with what shapes its answer.
+
+        Args:
+            options: a digest of what shapes all answers.
+            adapter_digest: of the adapter that answered; "" if it was the base model or an error.
+        """
+        return hashlib.sha256(options + adapter_digest.encode() + b"\n" + self.raw).digest()[:16]
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,7 +10,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from manylora.generate.input_lines import read_lines
 from manylora.platform.settings import SettingsError
 
 FLUSH_LINES = 32
@@ -67,6 +66,16 @@ class ResultsFile:
         except SettingsError:
             self._file.close()
             raise
+
+    def adapter_digest(self, index: int) -> str | None:
+        """Of the adapter that answered a line, read from the file again."""
+        with self.path.open("rb") as file:
+            for line in file:
+                result = json.loads(line)
+                if result["index"] == index:
+                    digest: str | None = result.get("adapter_digest")
+                    return digest
+        return None
 
     def append(self, line: Mapping[str, Any]) -> None:
         """Take a line; it is on the disk after the next `flush`."""
@@ -133,28 +142,3 @@ class ResultsFile:
             raise SettingsError(f"output: line {number} of {self.path} answers a line once more")
         self.finished.add(index, digest)
         self.num_errors += "error" in result
-
-
-def count_unfinished(source: Path, results: ResultsFile, options: bytes) -> int:
-    """How many input lines are left.
-
-    Raises:
-        SettingsError: a finished line is not what it was when it was answered.
-    """
-    left = known = 0
-    for line in read_lines(source):
-        digest = results.finished.get(line.index)
-        if digest is None:
-            left += 1
-        elif digest == line.digest(options):
-            known += 1
-        else:
-            raise SettingsError(
-                f"output: {results.path} has the answer to another line {line.index + 1} of "
-                f"{source}, or one by another model or other options; write to a new file"
-            )
-    if known < results.finished.count:
-        raise SettingsError(
-            f"output: {results.path} answers lines that {source} no longer has; write to a new file"
-        )
-    return left

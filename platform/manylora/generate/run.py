@@ -9,17 +9,18 @@ from pathlib import Path
 from typing import Any
 
 from manylora.engine.api import AdapterInfo, FinishReason, SamplingParams
+from manylora.engine.build import context_length
 from manylora.engine.config import EngineConfig
 from manylora.engine.errors import EngineError, InvalidRequestError
 from manylora.engine.llm import LLM, CompletionOutput, GenerationResult
-from manylora.engine.models.source import resolve_model
+from manylora.engine.models.source import ModelSource, resolve_model
 from manylora.engine.progress import ProgressBar
 from manylora.engine.sampler import draw_seed
+from manylora.generate.adapters import AdapterDigests, adapter_folder
 from manylora.generate.input_lines import Asked, InputLine, parse_object, read_asked, read_lines
-from manylora.generate.results_file import ResultsFile, count_unfinished
+from manylora.generate.results_file import ResultsFile
+from manylora.generate.resume import Resume
 from manylora.platform.settings import SettingsError
-
-WINDOW = 2  # times max_num_seqs: as many wait as run
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,14 +52,20 @@ def generate_file(
     """
     _check(source, output, defaults, adapters)
     model = resolve_model(config.model)
-    options = _digest_of_options(model.digest, config, defaults)
+    options = _digest_of_options(model, config, defaults)
     with ResultsFile(output, most_lines=source.stat().st_size) as results:
         num_found = results.finished.count
-        left = count_unfinished(source, results, options)
+        resume = Resume(
+            source=source,
+            results=results,
+            options=options,
+            adapter_digest=AdapterDigests(model.folder, adapters, config.max_lora_rank),
+        )
+        left = resume.count_unfinished()
         if left:
             with (
                 _open_engine(replace(config, model=str(model.folder))) as llm,
-                ProgressBar(left, shown=None, what="lines") as bar,
+                ProgressBar(left, shown=None, what="lines", says_end=True) as bar,
             ):
                 run = _Run(
                     llm=llm,
@@ -68,7 +75,6 @@ def generate_file(
                     defaults=defaults,
                     folders=adapters,
                     seed=config.seed,
-                    window=WINDOW * config.max_num_seqs,
                 )
                 run.answer(x for x in read_lines(source) if results.finished.get(x.index) is None)
     return Summary(num_found + left - results.num_errors, results.num_errors, num_found)
@@ -95,13 +101,12 @@ class _Run:
     defaults: Mapping[str, Any]
     folders: Mapping[str, Path]  # of adapters by name
     seed: int
-    window: int  # completions that are queued or being generated
     adapters: dict[str, AdapterInfo | EngineError] = field(default_factory=dict)
     in_flight: dict[int, _InFlight] = field(default_factory=dict)  # by the result's identity
 
     def answer(self, lines: Iterable[InputLine]) -> None:
         for line in lines:
-            while self.llm.num_unfinished >= self.window:
+            while self.llm.is_busy:
                 self._step()
             self._begin(line)
         while self.in_flight:
@@ -131,7 +136,7 @@ class _Run:
 
     def _write(self, line: InputLine, name: str | int | None, answer: Mapping[str, Any]) -> None:
         named = {} if name is None else {"id": name}
-        digest = line.digest(self.options).hex()
+        digest = line.digest(self.options, answer.get("adapter_digest", "")).hex()
         self.results.append({**named, "index": line.index, **answer, "digest": digest})
         self.bar.add(done=1)
 
@@ -152,21 +157,13 @@ class _Run:
         """Each adapter is read once, however many lines name it."""
         if name not in self.adapters:
             try:
-                self.adapters[name] = self.llm.load_adapter(self._folder(name))
+                self.adapters[name] = self.llm.load_adapter(adapter_folder(name, self.folders))
             except EngineError as error:
                 self.adapters[name] = error
         found = self.adapters[name]
         if isinstance(found, EngineError):
             raise found
         return found
-
-    def _folder(self, name: str) -> Path:
-        folder = self.folders.get(name, Path(name))
-        if not folder.is_dir():
-            raise InvalidRequestError(
-                f"adapter: {name} is neither a folder nor a name of --lora-modules", param="adapter"
-            )
-        return folder
 
 
 def _check(
@@ -194,10 +191,14 @@ def _open_engine(config: EngineConfig) -> LLM:
 
 
 def _digest_of_options(
-    model_digest: str, config: EngineConfig, defaults: Mapping[str, Any]
+    model: ModelSource, config: EngineConfig, defaults: Mapping[str, Any]
 ) -> bytes:
     """Of what shapes all answers: with another model or temperature a run cannot go on."""
-    shaping = [model_digest, config.dtype, config.seed, dict(defaults)]
+    try:
+        max_model_len = context_length(config, model.folder)
+    except InvalidRequestError as error:
+        raise SettingsError(error.message) from error
+    shaping = [model.digest, config.dtype, config.seed, max_model_len, dict(defaults)]
     return hashlib.sha256(json.dumps(shaping, sort_keys=True).encode()).digest()
 
 

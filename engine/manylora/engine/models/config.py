@@ -65,9 +65,7 @@ class DecoderConfig:
         try:
             return cls._read(raw)
         except OverflowError as error:
-            raise ModelError(
-                f"config.json: a number is too large to compute with: {error}"
-            ) from error
+            raise ModelError(f"config.json: a number is too large: {error}") from error
 
     @classmethod
     def _read(cls, raw: dict[str, Any]) -> "DecoderConfig":

@@ -170,7 +170,7 @@ def _sampling(body: SamplingBody, max_tokens: int) -> SamplingParams:
     asked = {name: value for name in _AS_ASKED if (value := getattr(body, name)) is not None}
     return SamplingParams(
         max_tokens=max_tokens,
-        top_k=max(body.top_k or 0, 0),
+        top_k=body.top_k or 0,
         stop=stop,
         logit_bias={int(token): bias for token, bias in (body.logit_bias or {}).items()},
         **asked,
