@@ -87,11 +87,13 @@ def test_a_row_is_named_by_what_happened_in_its_interval():
     assert rows[2].meaning == "33 tokens computed"
 
 
-def test_usage_leads_to_the_request(signed_in):
+def test_each_table_of_requests_leads_to_them_from_its_first_column(signed_in):
     request_id = signed_in.chat(signed_in.add_tenant())
 
-    assert f'href="/admin/requests/{request_id}"' in signed_in.get("/admin/usage").text
-    assert f'href="/admin/requests/{request_id}"' in signed_in.get("/admin").text
+    for path in ("/admin/requests", "/admin/usage", "/admin"):
+        table = signed_in.get(path).text.split('<th scope="col">When</th>')[1]
+        first_cell = re.search(r"<tbody>\s*<tr>(.*?)</td>", table, re.DOTALL)[1]
+        assert f'href="/admin/requests/{request_id}"' in first_cell  # in sight on a telephone, too
 
 
 def test_the_list_shows_also_what_usage_does_not_and_filters_it(signed_in):
