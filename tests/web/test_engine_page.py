@@ -144,30 +144,28 @@ def test_the_remedies_stand_beside_what_is_set_now(signed_in):
 
     assert "21 since the start" in preemptions
     assert rows(preemptions) == [
-        ["more KV blocks --num-kv-blocks", "64", "91", "memory"],
+        ["more KV blocks --num-kv-blocks price: memory", "64", "91"],
         [
-            "fewer sequences at once --max-num-seqs",
+            "fewer sequences at once --max-num-seqs "
+            "price: a longer queue, and fewer tokens a second",
             "8",
             "5",
-            "a longer queue, and fewer tokens a second",
         ],
         [
-            "smaller steps --max-num-batched-tokens",
+            "smaller steps --max-num-batched-tokens price: a longer time to the first token",
             "64",
             "no value of this option helps",
-            "a longer time to the first token",
         ],
         [
-            "less KV a token, 0.50 of its bytes --dtype",
+            "less KV a token, 0.50 of its bytes --dtype price: precision, of the weights too",
             "float32",
             "bfloat16 with --num-kv-blocks 128 in the same memory",
-            "precision: it is the dtype of the weights, too",
         ],
         [
-            "shorter sequences --max-model-len",
+            "shorter sequences --max-model-len "
+            "price: longer answers are cut off, longer prompts refused",
             "512",
             "333",
-            "longer answers are cut off, longer prompts refused",
         ],
     ]
 
@@ -188,8 +186,8 @@ def test_the_page_advises_what_the_log_line_advises(signed_in, changed):
 
     shown = rows(section(show(signed_in, remedies=remedies), "preemptions"))
 
-    for remedy, now, advised, _ in shown:
-        words, _, option = remedy.partition(" --")
+    for remedy, now, advised in shown:
+        words, _, option = remedy.partition(" price: ")[0].partition(" --")
         assert words in (line + "shorter sequences")
         if not option:
             assert f"{words}: {advised}." in line

@@ -25,7 +25,7 @@ _PRICES = {
     "--num-kv-blocks": "memory",
     "--max-num-seqs": "a longer queue, and fewer tokens a second",
     "--max-num-batched-tokens": "a longer time to the first token",
-    "--dtype": "precision: it is the dtype of the weights, too",
+    "--dtype": "precision, of the weights too",
     "--max-model-len": "longer answers are cut off, longer prompts refused",
 }
 
