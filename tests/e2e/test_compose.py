@@ -43,8 +43,11 @@ def interpolate(text: str, variables: Mapping[str, str]) -> str:
 
 
 def environment_of(service: str, variables: Mapping[str, str]) -> dict[str, str]:
-    declared = COMPOSE["services"][service]["environment"]
-    return {name: interpolate(text, variables) for name, text in declared.items()}
+    """What the service gets if `variables` stand in `.env`: `environment` goes over `env_file`."""
+    told = COMPOSE["services"][service]
+    assert told["env_file"] == [{"path": ".env", "required": False}]
+    declared = {name: interpolate(text, variables) for name, text in told["environment"].items()}
+    return {**variables, **declared}
 
 
 @dataclass(frozen=True)
@@ -126,6 +129,16 @@ def test_it_refuses_to_start_without_a_secret(secret: str) -> None:
 
     with pytest.raises(UnsetError, match=secret):
         environment_of("api", others)
+
+
+def test_any_option_may_stand_in_the_env_file_but_those_that_the_file_fixes() -> None:
+    chosen = {"MANYLORA_NUM_KV_BLOCKS": "4096", "MANYLORA_MODEL": "mine", "MANYLORA_PORT": "1"}
+
+    environment = environment_of("api", SECRETS | chosen)
+
+    assert environment["MANYLORA_NUM_KV_BLOCKS"] == "4096"
+    assert environment["MANYLORA_MODEL"] == "mine"
+    assert environment["MANYLORA_PORT"] == "8000"
 
 
 def test_the_gpu_profile_differs_in_its_device_alone() -> None:

@@ -71,6 +71,16 @@ def test_a_refused_adapter_exits_1_with_reasons_as_json(tmp_path: Path, model: P
     assert said["reasons"]
 
 
+def test_help_says_defaults_and_what_may_be_chosen() -> None:
+    said = " ".join(run("serve", "--help", COLUMNS="1000").stdout.split())
+
+    assert "--log-level debug|info|warning|error log level (default: info)" in said
+    assert "--enable-prefix-caching / --no-enable-prefix-caching reuse" in said
+    assert "common prefixes (default: yes)" in said
+    assert "demo adapters (default: no)" in said
+    assert "(default: 8000)" in said
+
+
 @pytest.mark.parametrize(
     "arguments",
     [

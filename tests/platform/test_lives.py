@@ -19,6 +19,7 @@ from manylora.platform import lives as module
 from manylora.platform.generation import stop_running
 from manylora.platform.keys import list_keys
 from manylora.platform.life import Life
+from manylora.platform.metrics import RequestMeter
 from manylora.platform.models import RequestLife
 from manylora.platform.routing import Route
 from support.app import ADMIN_TOKEN, TestBed
@@ -301,3 +302,48 @@ def test_a_life_that_cannot_be_written_costs_a_log_line_alone(
     # What was written with its usage row is still there.
     life = life_of(bed, answer)
     assert (life["status"], life["stages"][-1]["name"]) == ("ok", "detokenised")
+
+
+def test_what_a_bug_of_ours_ends_is_not_called_refused(
+    bed: TestBed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def bug(*_args: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(RequestMeter, "output", bug)
+
+    answer = anyio.run(chat, bed)
+
+    assert answer.status_code == 500
+    assert life_of(bed, answer)["status"] == "engine_error"
+
+
+@pytest.mark.parametrize("written", [True, False])
+def test_an_export_that_fails_costs_a_log_line_alone(
+    bed: TestBed, monkeypatch: pytest.MonkeyPatch, written: bool
+) -> None:
+    """It comes after the row, and whether or not there is one."""
+    exported = []
+
+    def export(life: Life) -> None:
+        exported.append(life.request_id)
+        raise TypeError("no such attribute")
+
+    def down(*_args: object) -> None:
+        raise OperationalError("INSERT", {}, Exception("the disk is gone"))
+
+    bed.engine.fails_at = 0
+    bed.services.lives.export = export
+    if not written:
+        monkeypatch.setattr(module, "keep", down)
+
+    with capture_logs() as logs:
+        answer = anyio.run(chat, bed)
+
+    request_id = answer.headers["x-request-id"]
+    assert answer.status_code == 503
+    assert exported == [request_id]
+    failures = [line["event"] for line in logs if line["event"].startswith("life_")]
+    assert failures == [*([] if written else ["life_not_written"]), "life_not_exported"]
+    found = anyio.run(look, bed, f"/{request_id}")
+    assert found.status_code == (200 if written else 404)

@@ -56,3 +56,13 @@ def test_the_biggest_are_the_ones_that_are_named_in_the_end() -> None:
 
     named = {slug for slug in sizes if names.of(slug, 0)[0] == slug}
     assert named == set(sorted(sizes, key=lambda slug: -sizes[slug])[:5])
+
+
+def test_of_two_smallest_the_first_by_name_goes() -> None:
+    """Not by the order of a set, which is another in each process."""
+    slugs = [f"tenant-{number:02}" for number in range(30)]
+    names = TenantLabel(len(slugs))
+    for slug in reversed(slugs):
+        names.of(slug, 5)
+
+    assert names.of("new", 100) == ("new", "tenant-00")

@@ -50,6 +50,7 @@ REPORT = {
 
 def words_of(html: str) -> str:
     """The text that a reader sees, without tags, in one line."""
+    html = html.replace('<wbr><span class="nowrap">', "")
     return re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", html))
 
 

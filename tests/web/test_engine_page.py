@@ -144,28 +144,58 @@ def test_the_remedies_stand_beside_what_is_set_now(signed_in):
 
     assert "21 since the start" in preemptions
     assert rows(preemptions) == [
-        ["more KV blocks --num-kv-blocks", "64", "91"],
-        ["fewer sequences at once --max-num-seqs", "8", "5"],
-        ["smaller steps --max-num-batched-tokens", "64", "no value of this option helps"],
+        ["more KV blocks --num-kv-blocks price: memory", "64", "91"],
         [
-            "less KV a token, 0.50 of its bytes --dtype",
+            "fewer sequences at once --max-num-seqs "
+            "price: a longer queue, and fewer tokens a second",
+            "8",
+            "5",
+        ],
+        [
+            "smaller steps --max-num-batched-tokens price: a longer time to the first token",
+            "64",
+            "no value of this option helps",
+        ],
+        [
+            "less KV a token, 0.50 of its bytes --dtype price: precision, of the weights too",
             "float32",
             "bfloat16 with --num-kv-blocks 128 in the same memory",
         ],
-        ["less KV a token, 0.50 of its bytes --max-model-len", "512", "333"],
+        [
+            "shorter sequences --max-model-len "
+            "price: longer answers are cut off, longer prompts refused",
+            "512",
+            "333",
+        ],
     ]
 
 
-def test_the_page_advises_what_the_log_line_advises(signed_in):
-    line = PreemptionLog(INFO)._advice(REMEDIES)
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {},
+        {"kv_bytes_factor": 0.1},  # of no dtype
+        {"max_model_len": None},
+        {"kv_bytes_factor": 0.1, "max_model_len": None},
+        {"max_num_seqs": None},
+    ],
+)
+def test_the_page_advises_what_the_log_line_advises(signed_in, changed):
+    remedies = replace(REMEDIES, **changed)
+    line = PreemptionLog(INFO)._advice(remedies)
 
-    for remedy, now, advised in rows(section(show(signed_in), "preemptions")):
-        words, option = remedy.split(" --")
-        assert words in line
-        if advised.startswith("no value"):
+    shown = rows(section(show(signed_in, remedies=remedies), "preemptions"))
+
+    for remedy, now, advised in shown:
+        words, _, option = remedy.partition(" price: ")[0].partition(" --")
+        assert words in (line + "shorter sequences")
+        if not option:
+            assert f"{words}: {advised}." in line
+        elif advised.startswith("no value"):
             assert f"no value of --{option} helps (now {now})" in line
         else:
             assert f"--{option} {advised} (now {now})" in line
+    assert line.count("(now ") == sum("--" in remedy for remedy, *_ in shown)
 
 
 @pytest.mark.parametrize(

@@ -26,11 +26,10 @@ def test_the_page_shows_each_stage_and_each_wait_of_the_life(signed_in):
 
     assert page.status_code == 200
     stages, waits = re.findall(r'<ol class="waterfall">(.*?)</ol>', page.text, re.DOTALL)
-    shown = re.findall(r"<strong>(.*?)</strong>.*?<code>(.*?)</code>", stages, re.DOTALL)
-    assert shown == [
-        (stage["name"].replace("_", " "), stage["component"]) for stage in life["stages"]
-    ]
     for stage, row in zip(life["stages"], stages.split("<li>")[1:], strict=True):
+        [(name, component)] = re.findall(r"<strong>(.*?)</strong>.*?<code>(.*?)</code>", row)
+        assert name.endswith(stage["name"].replace("_", " "))
+        assert component == stage["component"]
         assert _interval(stage["since_previous_us"]) in words_of(row)
     assert len(re.findall("<li>", waits)) == 3
     assert "334 µs 33.4 %" in words_of(waits)
@@ -64,11 +63,37 @@ def test_every_stage_and_cause_has_words():
     assert len(list(wait_rows(life))) == len(WaitCause)
 
 
-def test_usage_leads_to_the_request(signed_in):
+def test_a_row_is_named_by_what_happened_in_its_interval():
+    """The time before a preemption is running, the one after it waiting; then tokens of both."""
+    stages = [
+        {"name": "preempted", "at_us": 100, "since_previous_us": 90, "component": "m"},
+        {"name": "resumed", "at_us": 130, "since_previous_us": 30, "component": "m"},
+        {
+            "name": "prefill_chunk",
+            "at_us": 150,
+            "since_previous_us": 20,
+            "component": "m",
+            "tokens": 33,
+        },
+    ]
+
+    rows = stage_rows({"stages": stages})
+
+    assert [(row.name, row.kind, row.start_us, row.length_us) for row in rows] == [
+        ("run until preempted", "work", 10, 90),
+        ("wait until resumed", "wait", 100, 30),
+        ("prefill chunk", "work", 130, 20),
+    ]
+    assert rows[2].meaning == "33 tokens computed"
+
+
+def test_each_table_of_requests_leads_to_them_from_its_first_column(signed_in):
     request_id = signed_in.chat(signed_in.add_tenant())
 
-    assert f'href="/admin/requests/{request_id}"' in signed_in.get("/admin/usage").text
-    assert f'href="/admin/requests/{request_id}"' in signed_in.get("/admin").text
+    for path in ("/admin/requests", "/admin/usage", "/admin"):
+        table = signed_in.get(path).text.split('<th scope="col">When</th>')[1]
+        first_cell = re.search(r"<tbody>\s*<tr>(.*?)</td>", table, re.DOTALL)[1]
+        assert f'href="/admin/requests/{request_id}"' in first_cell  # in sight on a telephone, too
 
 
 def test_the_list_shows_also_what_usage_does_not_and_filters_it(signed_in):

@@ -5,7 +5,7 @@ import types
 import typing
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Concatenate
+from typing import Annotated, Any, Concatenate, Literal
 
 import typer
 from pydantic import SecretStr
@@ -88,18 +88,21 @@ def _parameter(name: str, annotation: Any) -> inspect.Parameter:
 
 def _annotation(name: str, option: FieldInfo) -> Any:
     """Flags are flags; all else is text here, and `load_settings` reads it."""
-    text = option.description or ""
-    if option.default is not None and not isinstance(option.default, bool):
-        text += f" (default: {option.default})"
+    text, default = option.description or "", option.default
     flag = "--" + name.replace("_", "-")
     if option.annotation is bool:
+        text += f" (default: {'yes' if default else 'no'})"
         return Annotated[bool | None, typer.Option(flag + "/--no-" + flag[2:], help=text)]
+    if default is not None:
+        text += f" (default: {default})"
     return Annotated[
         str | None, typer.Option(flag, help=text, metavar=_kind(option), show_default=False)
     ]
 
 
 def _kind(option: FieldInfo) -> str:
+    if typing.get_origin(option.annotation) is Literal:
+        return "|".join(_types(option.annotation))
     kinds = [kind for kind in _types(option.annotation) if kind is not types.NoneType]
     return {int: "N", float: "X", Path: "PATH"}.get(kinds[0], "TEXT")
 

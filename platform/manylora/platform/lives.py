@@ -61,16 +61,18 @@ class Lives:
         """From now on it can be found, until `close` also in memory."""
         self._running[life.request_id] = life
 
-    async def close(self, life: Life) -> None:
-        """Nothing more will happen to it: keep all of it. A failure is told to the log alone."""
-        life.end(REFUSED)  # unless it ended otherwise
+    async def close(self, life: Life, *, by_a_bug: bool = False) -> None:
+        """Nothing more will happen to it: keep all of it. A failure is told to the log alone.
+
+        Args:
+            by_a_bug: it ended with an exception that nobody foresaw, unless it had ended before.
+        """
+        life.end("engine_error" if by_a_bug else REFUSED)  # unless it ended otherwise
         self._ended += 1
         prunes = self._ended % PRUNE_EVERY == 1
         try:
             with anyio.CancelScope(shield=True):
                 await run_sync(self._finish, life, prunes)
-        except SQLAlchemyError as error:
-            log.warning("life_not_written", error=type(error).__name__)
         finally:
             self._running.pop(life.request_id, None)
 
@@ -123,12 +125,19 @@ class Lives:
         return LivesPage(shown, ids[limit - 1] if len(ids) > limit else None)
 
     def _finish(self, life: Life, prunes: bool) -> None:
-        if self.export is not None:
+        try:
+            with self.db.write() as session:
+                keep(session, life)
+            if prunes:
+                prune(self.db, self.kept)
+        except SQLAlchemyError as error:
+            log.warning("life_not_written", error=type(error).__name__)
+        if self.export is None:
+            return
+        try:
             self.export(life)
-        with self.db.write() as session:
-            keep(session, life)
-        if prunes:
-            prune(self.db, self.kept)
+        except Exception:  # whatever another library raises costs the request nothing
+            log.exception("life_not_exported")
 
 
 def is_request_id(text: str) -> bool:

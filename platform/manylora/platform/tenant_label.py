@@ -27,7 +27,7 @@ class TenantLabel:
         if len(self._named) < self._max_named:
             self._named.add(slug)
             return slug, None
-        smallest = min(self._named, key=lambda name: self._tokens[name])
+        smallest = min(self._named, key=lambda name: (self._tokens[name], name))
         if self._tokens[slug] < _TIMES_BIGGER * max(1, self._tokens[smallest]):
             return OTHER, None
         self._named.remove(smallest)

@@ -8,24 +8,24 @@ from manylora.engine.lifecycle import StageName, WaitCause
 
 WAIT, WORK, PASS = "wait", "work", "pass"
 
-# What an interval is whose end is this stage, and what has happened by then.
+# What happened in the interval that ends with this stage, and what was true at its end.
 _STAGES = {
-    StageName.RECEIVED: (PASS, "its head was read"),
-    StageName.TOKENISED: (WORK, "key checked, body read, prompt tokenised"),
-    StageName.QUEUED: (PASS, "handed over to the engine"),
-    StageName.ADAPTER_READY: (WAIT, "its adapter is in host memory"),
-    StageName.SCHEDULED: (WAIT, "chosen for a step for the first time"),
-    StageName.PREFILL_CHUNK: (WORK, "prompt tokens computed"),
-    StageName.FIRST_TOKEN: (WORK, "first token chosen"),
-    StageName.PREEMPTED: (WORK, "its KV blocks were given back"),
-    StageName.RESUMED: (WAIT, "chosen again after a preemption"),
-    StageName.LAST_TOKEN: (WORK, "last token chosen"),
-    StageName.DETOKENISED: (WORK, "its text is complete"),
-    StageName.SENT: (PASS, "last byte handed to the socket"),
+    StageName.RECEIVED: (PASS, "received", "its head was read"),
+    StageName.TOKENISED: (WORK, "prepare until tokenised", "key checked, prompt tokenised"),
+    StageName.QUEUED: (PASS, "hand over until queued", "the engine has it"),
+    StageName.ADAPTER_READY: (WAIT, "wait until adapter ready", "its adapter is in host memory"),
+    StageName.SCHEDULED: (WAIT, "wait until scheduled", "chosen for a step for the first time"),
+    StageName.PREFILL_CHUNK: (WORK, "prefill chunk", "tokens computed"),
+    StageName.FIRST_TOKEN: (WORK, "sample until first token", "first token chosen"),
+    StageName.PREEMPTED: (WORK, "run until preempted", "its KV blocks were given back"),
+    StageName.RESUMED: (WAIT, "wait until resumed", "chosen again after its preemption"),
+    StageName.LAST_TOKEN: (WORK, "decode until last token", "last token chosen"),
+    StageName.DETOKENISED: (WORK, "finish until detokenised", "its text is complete"),
+    StageName.SENT: (PASS, "answer until sent", "last byte handed to the socket"),
 }
 # In words that are true while it waits and afterwards.
 CAUSES = {
-    WaitCause.STEP: "came while a step was running",
+    WaitCause.STEP: "arrived, and the next step was not chosen yet",
     WaitCause.ADAPTER_LOAD: "adapter on its way into host memory",
     WaitCause.ADAPTER_SLOT: "every slot held by running requests with other adapters (max_loras)",
     WaitCause.KV_BLOCKS: "too few KV blocks free (num_kv_blocks)",
@@ -50,16 +50,15 @@ class Row:
 
 
 def stage_rows(life: Mapping[str, Any]) -> list[Row]:
-    """A row for each stage, from the end of the one before to its own."""
+    """A row for each stage, from the end of the one before to its own, named by what happened."""
     return [_stage_row(stage) for stage in life["stages"]]
 
 
 def _stage_row(stage: Mapping[str, Any]) -> Row:
-    kind, meaning = _STAGES[StageName(stage["name"])]
+    kind, name, meaning = _STAGES[StageName(stage["name"])]
     if "tokens" in stage:
         meaning = f"{stage['tokens']:,} {meaning}"
     length = stage["since_previous_us"]
-    name = stage["name"].replace("_", " ")
     return Row(name, meaning, kind, stage["at_us"] - length, length, stage["component"])
 
 

@@ -57,11 +57,13 @@ class Edge:
                 await (_refusal(scope) or self._app)(scope, receive, send_with_id)
             except asyncio.CancelledError:  # by a server that stops; it would log a traceback
                 log.warning("request_cut_off")
+                if "life" in state:
+                    state["life"].end("server_stop")
             finally:
                 services: Services = scope["app"].state.services
                 services.metrics.count_http(_route(scope), status)
                 if "life" in state:
-                    await services.lives.close(state["life"])
+                    await services.lives.close(state["life"], by_a_bug=status == 500)
 
 
 def _route(scope: Scope) -> str:

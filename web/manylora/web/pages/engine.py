@@ -1,12 +1,13 @@
 """`/admin/engine`: what it serves and does, why requests wait, what would spare preemptions."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from starlette.concurrency import run_in_threadpool
 
-from manylora.engine.api import EngineInfo, EngineStats
+from manylora.engine.api import EngineInfo, EngineStats, Remedies
 from manylora.engine.lifecycle import WaitCause
 from manylora.engine.remedies import advise
 from manylora.platform.api.auth import services_of
@@ -20,6 +21,13 @@ from manylora.web.waterfall import CAUSES
 router = APIRouter(route_class=PageRoute)
 
 SHOWN_IN_HOST_MEMORY = 100
+_PRICES = {
+    "--num-kv-blocks": "memory",
+    "--max-num-seqs": "a longer queue, and fewer tokens a second",
+    "--max-num-batched-tokens": "a longer time to the first token",
+    "--dtype": "precision, of the weights too",
+    "--max-model-len": "longer answers are cut off, longer prompts refused",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +38,17 @@ class Wait:
     meaning: str
     waiting: int
     total_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class Remedy:
+    """One way to spare preemptions; `value` is None where nothing helps that way."""
+
+    words: str
+    option: str | None
+    now: str | int | None
+    value: str | int | None
+    price: str
 
 
 @router.get("/admin/engine")
@@ -58,7 +77,7 @@ def _figures(database: Database, info: EngineInfo, stats: EngineStats) -> dict[s
         "in_host_memory": in_host_memory,
         "waits": waits,
         "waited_us": sum(wait.total_us for wait in waits),
-        "advice": advise(stats.remedies, info) if stats.remedies else (),
+        "advice": list(_remedies(stats.remedies, info)) if stats.remedies else [],
         "longest_at_once": info.num_kv_blocks // -(-info.max_model_len // info.block_size),
     }
 
@@ -66,3 +85,17 @@ def _figures(database: Database, info: EngineInfo, stats: EngineStats) -> dict[s
 def _wait(cause: WaitCause, stats: EngineStats) -> Wait:
     seconds = stats.queued_seconds_by_cause.get(cause, 0.0)
     return Wait(cause, CAUSES[cause], stats.waiting_by_cause.get(cause, 0), round(seconds * 1e6))
+
+
+def _remedies(found: Remedies, info: EngineInfo) -> Iterator[Remedy]:
+    """What the log line says: of the two ways to less KV, those alone that reach it."""
+    *alone, dtype, length = advise(found, info)
+    for way in alone:
+        yield Remedy(way.remedy, way.option, way.now, way.value, _PRICES[way.option])
+    if dtype.value is not None:
+        yield Remedy(dtype.remedy, dtype.option, dtype.now, dtype.value, _PRICES[dtype.option])
+    if length.value is not None:
+        price = _PRICES[length.option]
+        yield Remedy("shorter sequences", length.option, length.now, length.value, price)
+    if dtype.value is None and length.value is None:
+        yield Remedy(dtype.remedy, None, None, None, "")
