@@ -8,7 +8,7 @@ from starlette.concurrency import run_in_threadpool
 
 from manylora.engine.api import EngineInfo, EngineStats
 from manylora.engine.lifecycle import WaitCause
-from manylora.engine.remedies import advise
+from manylora.engine.remedies import as_options
 from manylora.platform.api.auth import services_of
 from manylora.platform.db import Database
 from manylora.web.engine_view import look_at
@@ -58,7 +58,7 @@ def _figures(database: Database, info: EngineInfo, stats: EngineStats) -> dict[s
         "in_host_memory": in_host_memory,
         "waits": waits,
         "waited_us": sum(wait.total_us for wait in waits),
-        "advice": advise(stats.remedies, info) if stats.remedies else (),
+        "advice": as_options(stats.remedies, info) if stats.remedies else (),
         "longest_at_once": info.num_kv_blocks // -(-info.max_model_len // info.block_size),
     }
 
