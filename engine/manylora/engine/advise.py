@@ -159,7 +159,7 @@ def serve(
 
     def count(batch: ScheduledBatch) -> None:
         for entry in batch.entries:
-            if entry.num_tokens > 1 or entry.positions.start < entry.sequence.num_prompt_tokens:
+            if entry.is_prefill:
                 outcomes[_group(entry.sequence.request)].prefill_tokens += entry.num_tokens
 
     simulation = Simulation(scheduler, Pace(traffic), on_step=count)
