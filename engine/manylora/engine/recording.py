@@ -46,18 +46,15 @@ class Header(Line, frozen=True, tag="header", kw_only=True):
         adapter_ready: Callable[[str], bool],
         cache_secret: bytes = b"",
         prefix_caching: bool | None = None,
-        num_kv_blocks: int | None = None,
     ) -> Scheduler:
-        """A scheduler with these options, or with one of them changed.
+        """A scheduler with these options, or with another prefix caching.
 
         Args:
             adapter_ready, cache_secret: as `Scheduler` takes them.
         """
         engine = self.engine
         caching = self.enable_prefix_caching if prefix_caching is None else prefix_caching
-        blocks = BlockPool(
-            num_kv_blocks or engine.num_kv_blocks, engine.block_size, prefix_caching=caching
-        )
+        blocks = BlockPool(engine.num_kv_blocks, engine.block_size, prefix_caching=caching)
         return Scheduler(
             blocks,
             AdapterSlots(engine.max_loras),
