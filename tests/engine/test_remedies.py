@@ -10,7 +10,7 @@ from structlog.testing import capture_logs
 
 from manylora.engine.api import EngineInfo, Remedies
 from manylora.engine.preemptions import PreemptionLog
-from manylora.engine.remedies import advise
+from manylora.engine.remedies import as_options
 from manylora.engine.schedule import Preemption, ScheduledBatch
 from manylora.engine.sequence import Sequence
 from manylora.engine.simulation import Arrival, Simulation
@@ -169,7 +169,7 @@ def test_the_line_says_who_by_how_much_and_how_often_in_plain_words() -> None:
 def test_a_dtype_is_advised_only_where_its_bytes_suffice() -> None:
     def advised(now: str, factor: float) -> str:
         found = replace(Watched(burst).remedies, kv_bytes_factor=factor)
-        options = advise(found, replace(engine_info(**OPTIONS), dtype=now))
+        options = as_options(found, replace(engine_info(**OPTIONS), dtype=now))
         return str(next(advice.value for advice in options if advice.option == "--dtype"))
 
     # Not float32 again.

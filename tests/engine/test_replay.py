@@ -168,10 +168,13 @@ def test_a_line_that_no_engine_can_have_written_cannot_be_read(
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (b"", "line 1 is not the header"),
-        (b"\x00\xff\n", "line 1"),
-        (b'{"line":"added"}\n', "line 1"),
-        (b'{"line":"header"}\n', "line 1"),
+        (b"", "other.jsonl is not a step trace"),
+        (b"\x00\xff\n", "is not a step trace"),
+        (b'{\n  "traceEvents": []\n}\n', "is not a step trace"),
+        (b'{"line":5}\n', "is not a step trace"),
+        (b'{"object":"list"}', "is not a step trace"),
+        (b'{"line":"added"}\n', "is not a step trace"),
+        (b'{"line":"header"}\n', "line 1: Object missing required field `at`"),
     ],
 )
 def test_what_is_no_recording_cannot_be_read(tmp_path: Path, text: bytes, message: str) -> None:

@@ -59,6 +59,45 @@ def test_a_full_file_ends_with_a_whole_line_and_one_warning(tmp_path: Path) -> N
     assert replay(path).difference is None
 
 
+def test_nothing_is_made_for_a_file_that_is_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    header = make_header(enable_prefix_caching=False, max_num_seqs=1)  # who would hash, else
+    engine = RecordedScheduler(tmp_path / "steps.jsonl", header, max_bytes=1000)
+    with capture_logs() as logs:
+        for _ in range(2000):
+            if not engine.alive:
+                engine.add("a", None, 9, 5)
+            engine.step()
+    assert [log["event"] for log in logs] == ["step_trace_full"]
+
+    no_record_may_be_made(monkeypatch)
+    num_steps = engine.trace.num_steps
+    engine.add("a", None, 9, 5)
+    late = engine.alive[f"r{engine.num_added - 1}"]
+    engine.finish(adapters=set())
+
+    assert engine.trace.num_steps > num_steps
+    assert late.num_output_tokens == 5
+    assert late.block_hashes == []
+
+
+def test_without_a_file_steps_are_only_counted(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    no_record_may_be_made(monkeypatch)
+    with make_llm(tiny_model) as llm:
+        params = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
+        llm.generate([[1, 2, 3]], params)
+
+        assert llm.stats().num_steps == 3
+
+
+def no_record_may_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("StepRecord", "RowsRecord", "Added", "Removed"):
+        monkeypatch.delattr(f"manylora.engine.trace.{name}")
+
+
 def test_a_full_disk_stops_the_recording_and_nothing_else() -> None:
     if not FULL_DEVICE.exists():
         pytest.skip("/dev/full is not there: a system without it")

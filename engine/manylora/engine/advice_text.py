@@ -2,11 +2,11 @@
 
 from collections.abc import Iterator
 
-from manylora.engine.advise import Advice, Change, GroupAdvice
+from manylora.engine.advise import ENOUGH_REQUESTS, Advice, Change, GroupAdvice
 
 EVICTION_MATTERS = 0.01  # of the prompt tokens, found only in a larger pool
 _HEAD = (
-    *("tenant", "adapter", "requests", "prompt", "hits", "unlimited"),
+    *("tenant", "adapter", "requests", "prompt", "hits", "unevicted"),
     *("prefill saved", "first token, mean", "first token, p95", "overhead"),
 )
 
@@ -37,22 +37,36 @@ def _lines(advice: Advice) -> Iterator[str]:
     yield _about_eviction(advice)
     yield ""
     yield from _table([_HEAD, *(_row(group) for group in advice.groups)])
-    overhead = [group for group in advice.groups if group.is_pure_overhead]
-    if overhead:
+    in_vain = [group for group in advice.groups if group.hit_tokens == 0]
+    if in_vain:
         yield ""
-    for group in overhead:
-        yield (
-            f"pure overhead: {group.tenant} on {_adapter(group)} hit nothing "
-            f"({_percent(group.hit_rate_unlimited)} in a pool that evicts nothing), for "
-            f"{_seconds(group.overhead_seconds)} of hashing and looking up"
+    for group in in_vain:
+        yield _about_misses(group)
+
+
+def _about_misses(group: GroupAdvice) -> str:
+    """Of one that hit nothing: whether that says anything of prefix caching."""
+    text = f"{group.tenant} on {_adapter(group)} hit nothing in {_count(group.requests)}"
+    if group.hit_rate_unevicted:
+        return f"{text}: {_percent(group.hit_rate_unevicted)} had been evicted before"
+    if not group.is_pure_overhead:
+        return (
+            f"{text}: too few to call prefix caching pure overhead (fewer than {ENOUGH_REQUESTS})"
         )
+    cost = _magnitude(group.overhead_seconds)
+    return f"pure overhead: {text}, for {cost} of hashing and looking up"
 
 
 def _about_eviction(advice: Advice) -> str:
-    text = f"a pool that evicts nothing would find {_percent(advice.hit_rate_unlimited)}: "
-    if advice.hit_rate_unlimited - advice.hit_rate > EVICTION_MATTERS:
-        return text + f"the {advice.num_kv_blocks} KV blocks are the limit"
-    return text + f"the {advice.num_kv_blocks} KV blocks are not the limit"
+    text = f"had nothing been evicted, it would be {_percent(advice.hit_rate_unevicted)}"
+    blocks = f"the {advice.num_kv_blocks} KV blocks"
+    short = f"{_count(advice.requests_short_of_blocks)} waited for some or gave some back"
+    if advice.hit_rate_unevicted - advice.hit_rate > EVICTION_MATTERS:
+        text += f": {blocks} are the limit"
+        return f"{text}, and {short}" if advice.requests_short_of_blocks else text
+    if advice.requests_short_of_blocks:
+        return f"{text}; of {blocks}, though, {short}"
+    return f"{text}: {blocks} are not the limit"
 
 
 def _row(group: GroupAdvice) -> tuple[str, ...]:
@@ -64,11 +78,11 @@ def _row(group: GroupAdvice) -> tuple[str, ...]:
         str(group.requests),
         str(group.prompt_tokens),
         _percent(group.hit_rate),
-        _percent(group.hit_rate_unlimited),
+        _percent(group.hit_rate_unevicted),
         f"{_seconds(saved)} ({_percent(part)})",
         _change(group.first_token_mean_seconds),
         _change(group.first_token_p95_seconds),
-        _seconds(group.overhead_seconds),
+        _magnitude(group.overhead_seconds),
     )
 
 
@@ -92,6 +106,16 @@ def _change(change: Change) -> str:
 
 def _percent(rate: float) -> str:
     return f"{100 * rate:.1f} %"
+
+
+def _count(requests: int) -> str:
+    return f"{requests} request{'s' * (requests != 1)}"
+
+
+def _magnitude(seconds: float) -> str:
+    """To one figure: what was measured on a machine that also does other things."""
+    number, unit = (seconds, "s") if seconds >= 1 else (1000 * seconds, "ms")
+    return f"~{float(f'{number:.1g}'):g} {unit}"
 
 
 def _seconds(seconds: float) -> str:

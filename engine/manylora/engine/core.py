@@ -232,7 +232,7 @@ class EngineCore:
         """Count the step's tokens as computed and give each sampling sequence its token."""
         now = self.clock()
         for entry in batch.entries:
-            if entry.num_tokens > 1 or entry.positions.start < entry.sequence.num_prompt_tokens:
+            if entry.is_prefill:
                 entry.sequence.life.stamp(StageName.PREFILL_CHUNK, now, entry.num_tokens)
         rows = torch.split(logits, [len(entry.logit_positions) for entry in batch.entries])
         sampling = [entry.samples for entry in batch.entries]

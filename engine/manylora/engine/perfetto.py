@@ -19,6 +19,7 @@ from manylora.engine.recording import (
     RowsRecord,
     StepRecord,
 )
+from manylora.engine.schedule import is_prefill
 
 ENGINE, STEPS = 1, 1  # process and thread of the steps
 
@@ -123,13 +124,13 @@ class _Tracks:
 
     def _rows(self, rows: RowsRecord, began: int, ended: int) -> TraceEvent:
         track = self._requests[rows.request_id]
-        is_decode = rows.num_tokens == 1 and rows.first_position >= track.prompt_tokens
+        prefills = is_prefill(rows.first_position, rows.num_tokens, track.prompt_tokens)
         facts = {
             "tokens": rows.num_tokens,
             "first_position": rows.first_position,
             "slot": rows.slot,
         }
-        name = "decode" if is_decode else "prefill"
+        name = "prefill" if prefills else "decode"
         return _slice(name, began, ended, track.process, track.thread, facts)
 
     def _remove(self, event: Removed) -> Iterator[TraceEvent]:

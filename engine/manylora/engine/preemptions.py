@@ -8,7 +8,7 @@ import structlog
 
 from manylora.engine.api import EngineInfo, Remedies
 from manylora.engine.demand import KEPT_LENGTHS, Demand
-from manylora.engine.remedies import Advice, Demanded, Knobs, advise, find_remedies
+from manylora.engine.remedies import Demanded, Knobs, Option, as_options, find_remedies
 from manylora.engine.schedule import Preemption
 from manylora.engine.scheduler import Scheduler
 from manylora.engine.sequence import Sequence
@@ -92,8 +92,8 @@ class PreemptionLog:
 
     def _advice(self, found: Remedies) -> str:
         """The four remedies, each with the value that the recorded window asks for."""
-        *alone, dtype, length = advise(found, self._info)
-        numbered = "; ".join(f"({n}) {_told(advice)}" for n, advice in enumerate(alone, 1))
+        *alone, dtype, length = as_options(found, self._info)
+        numbered = "; ".join(f"({n}) {_told(option)}" for n, option in enumerate(alone, 1))
         less_kv = [
             f"{way.option} {way.value} (now {way.now})"
             for way in (dtype, length)
@@ -113,12 +113,12 @@ def _gave_way(preemption: Preemption) -> str:
     )
 
 
-def _told(advice: Advice) -> str:
-    if advice.value is None:
-        value = f"no value of {advice.option} helps"
+def _told(remedy: Option) -> str:
+    if remedy.value is None:
+        value = f"no value of {remedy.option} helps"
     else:
-        value = f"{advice.option} {advice.value}"
-    return f"{advice.remedy}: {value} (now {advice.now})"
+        value = f"{remedy.option} {remedy.value}"
+    return f"{remedy.remedy}: {value} (now {remedy.now})"
 
 
 def _count(number: int, what: str) -> str:

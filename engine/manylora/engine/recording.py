@@ -46,18 +46,15 @@ class Header(Line, frozen=True, tag="header", kw_only=True):
         adapter_ready: Callable[[str], bool],
         cache_secret: bytes = b"",
         prefix_caching: bool | None = None,
-        num_kv_blocks: int | None = None,
     ) -> Scheduler:
-        """A scheduler with these options, or with one of them changed.
+        """A scheduler with these options, or with another prefix caching.
 
         Args:
             adapter_ready, cache_secret: as `Scheduler` takes them.
         """
         engine = self.engine
         caching = self.enable_prefix_caching if prefix_caching is None else prefix_caching
-        blocks = BlockPool(
-            num_kv_blocks or engine.num_kv_blocks, engine.block_size, prefix_caching=caching
-        )
+        blocks = BlockPool(engine.num_kv_blocks, engine.block_size, prefix_caching=caching)
         return Scheduler(
             blocks,
             AdapterSlots(engine.max_loras),
@@ -199,6 +196,13 @@ Event = Added | Removed | AdapterReady | AdapterGone | SlotEmptied | PrefixForgo
 _decoder = msgspec.json.Decoder(Header | Event)
 
 
+class _AnyLine(msgspec.Struct):
+    line: str
+
+
+_tag_decoder = msgspec.json.Decoder(_AnyLine)
+
+
 class Recording:
     """A file of such lines. What was cut off in the middle of its last line ends before it."""
 
@@ -211,7 +215,7 @@ class Recording:
         self.is_torn = False  # known when all lines have been read
         first = next(self._lines(), None)
         if first is None or not isinstance(first[1], Header):
-            raise RecordingError(f"{path}: line 1 is not the header of a recorded step trace")
+            raise self._no_trace()
         self.header = first[1]
         if self.header.format != FORMAT:
             raise RecordingError(
@@ -251,4 +255,17 @@ class Recording:
         try:
             return _decoder.decode(text)
         except (msgspec.MsgspecError, UnicodeDecodeError, EngineError) as error:
+            if number == 1 and not _is_header(text):
+                raise self._no_trace() from error
             raise self.error(number, error) from error
+
+    def _no_trace(self) -> RecordingError:
+        return RecordingError(f"{self.path} is not a step trace: line 1 is not the header of one")
+
+
+def _is_header(text: bytes) -> bool:
+    """Whether it is one at all, perhaps of another version."""
+    try:
+        return _tag_decoder.decode(text).line == "header"
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return False

@@ -35,7 +35,7 @@ class Knobs:
 
 
 @dataclass(frozen=True, slots=True)
-class Advice:
+class Option:
     """One option of the command line, and what alone would have spared the window preemptions."""
 
     remedy: str  # in plain words
@@ -44,7 +44,7 @@ class Advice:
     value: str | int | None  # None: no value of this option helps
 
 
-def advise(found: Remedies, info: EngineInfo) -> tuple[Advice, ...]:
+def as_options(found: Remedies, info: EngineInfo) -> tuple[Option, ...]:
     """The remedies as options, each with its value; the last two are ways to the same one."""
     less_kv = f"less KV a token, {found.kv_bytes_factor:.2f} of its bytes"
     dtype = _smaller_dtype(info.dtype, found.kv_bytes_factor)
@@ -52,16 +52,16 @@ def advise(found: Remedies, info: EngineInfo) -> tuple[Advice, ...]:
         num_blocks = info.num_kv_blocks * _KV_BYTES[info.dtype] // _KV_BYTES[dtype]
         dtype = f"{dtype} with --num-kv-blocks {num_blocks} in the same memory"
     return (
-        Advice("more KV blocks", "--num-kv-blocks", info.num_kv_blocks, found.num_kv_blocks),
-        Advice("fewer sequences at once", "--max-num-seqs", info.max_num_seqs, found.max_num_seqs),
-        Advice(
+        Option("more KV blocks", "--num-kv-blocks", info.num_kv_blocks, found.num_kv_blocks),
+        Option("fewer sequences at once", "--max-num-seqs", info.max_num_seqs, found.max_num_seqs),
+        Option(
             "smaller steps",
             "--max-num-batched-tokens",
             info.max_num_batched_tokens,
             found.max_num_batched_tokens,
         ),
-        Advice(less_kv, "--dtype", info.dtype, dtype),
-        Advice(less_kv, "--max-model-len", info.max_model_len, found.max_model_len),
+        Option(less_kv, "--dtype", info.dtype, dtype),
+        Option(less_kv, "--max-model-len", info.max_model_len, found.max_model_len),
     )
 
 

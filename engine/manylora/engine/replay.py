@@ -149,7 +149,7 @@ class Replayer:
 
     def _step(self, recorded: StepRecord) -> str | None:
         batch = self.scheduler.schedule()
-        difference = _difference(recorded, self.trace.add(batch, recorded.at))
+        difference = _difference(recorded, self.trace.describe(batch, recorded.at))
         if difference is None and recorded.seconds is not None:
             self._advance(batch, recorded)
         return difference

@@ -7,6 +7,12 @@ from manylora.engine.lifecycle import WaitCause
 from manylora.engine.sequence import Sequence
 
 
+def is_prefill(first_position: int, num_tokens: int, num_prompt_tokens: int) -> bool:
+    """Whether rows compute known tokens of a prompt, or once more what a preemption lost; else
+    they are one decode's."""
+    return num_tokens > 1 or first_position < num_prompt_tokens
+
+
 class ScheduledSequence(NamedTuple):  # a step has hundreds: this kind is made the fastest
     """Compute the next `num_tokens` of this sequence's known tokens."""
 
@@ -18,6 +24,12 @@ class ScheduledSequence(NamedTuple):  # a step has hundreds: this kind is made t
         """The positions to compute."""
         start = self.sequence.num_computed_tokens
         return range(start, start + self.num_tokens)
+
+    @property
+    def is_prefill(self) -> bool:
+        """Whether its rows are a chunk of a prefill, not a decode's."""
+        sequence = self.sequence
+        return is_prefill(sequence.num_computed_tokens, self.num_tokens, sequence.num_prompt_tokens)
 
     @property
     def samples(self) -> bool:

@@ -1,12 +1,9 @@
-"""What each step did, kept for the latest steps; where it is recorded, all that led to it too.
-
-The engine explains itself from this.
-"""
+"""Counts the steps; where there is a file, records what each did and all that led to it."""
 
 import hashlib
 import secrets
-from collections import Counter, deque
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable
 
 from manylora.engine.api import FinishReason
 from manylora.engine.recording import (
@@ -27,31 +24,35 @@ from manylora.engine.scheduler import Scheduler
 from manylora.engine.sequence import Sequence
 from manylora.engine.trace_file import TraceFile
 
-KEPT_STEPS = 1024
-
 
 class StepTrace:
-    """The latest `KEPT_STEPS` steps, oldest first. Times in seconds of the engine's clock."""
+    """The engine's steps from the first. Times in seconds of the engine's clock."""
 
     def __init__(self, scheduler: Scheduler, file: TraceFile | None = None) -> None:
         """
         Args:
-            file: where all steps are recorded, and what the scheduler is told between them.
+            file: where all steps are recorded, and what the scheduler is told between them,
+                until it is full. Without one the steps are only counted.
         """
         self._scheduler = scheduler
         self._file = file
-        self._records: deque[StepRecord] = deque(maxlen=KEPT_STEPS)
         self._key = secrets.token_bytes(hashlib.blake2b.MAX_KEY_SIZE)
         self._current: StepRecord | None = None  # of the step that runs now
         self._ready: set[str] = set()
         self._num_evicted = 0
         self.num_steps = 0
 
-    def __iter__(self) -> Iterator[StepRecord]:
-        return iter(self._records)
+    def add(self, batch: ScheduledBatch, now: float) -> None:
+        """A step began at `now`; its tokens are not yet counted as computed."""
+        if self._file is None:
+            self.num_steps += 1
+            return
+        self._current = self.describe(batch, now)
+        self._current.blocks = self._filled(batch)
+        self._file.write(self._current)
 
-    def add(self, batch: ScheduledBatch, now: float) -> StepRecord:
-        """Record a step that began at `now`, before its tokens are counted as computed."""
+    def describe(self, batch: ScheduledBatch, now: float) -> StepRecord:
+        """The same, as its record says it, without identities; whether there is a file or not."""
         scheduler, evicted = self._scheduler, self._scheduler.blocks.num_evicted
         record = StepRecord(
             step=self.num_steps,
@@ -75,12 +76,7 @@ class StepTrace:
             waiting=Counter(s.wait_cause for s in scheduler.waiting),
         )
         self._num_evicted = evicted
-        self._records.append(record)
-        self._current = record
         self.num_steps += 1
-        if self._file is not None:
-            record.blocks = self._filled(batch)
-            self._file.write(record)
         return record
 
     def end_step(self, now: float, *, is_last: bool) -> None:
@@ -89,17 +85,20 @@ class StepTrace:
             self._current.seconds = _rounded(now - self._current.at)
             self._current = None
         if self._file is not None and (is_last or self._file.is_due(now)):
-            self._file.flush(now)
+            self.flush(now)
 
     def flush(self, now: float) -> None:
         """Write what is kept back, before the engine waits for work."""
         if self._file is not None:
             self._file.flush(now)
+            if not self._file.is_open:
+                self._file = None  # what it would not take is not made for it
 
     def close(self) -> None:
         """Write all that is recorded."""
         if self._file is not None:
             self._file.close()
+            self._file = None
 
     # -- what the scheduler is told, recorded only where there is a file
 

@@ -34,13 +34,13 @@ class TraceFile:
         self._encoder = msgspec.json.Encoder()
         self._kept: list[Header | Event] = [header]
         self._flushed = header.at
-        self._is_open = True
+        self.is_open = True
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND
         self._file = os.fdopen(os.open(path, flags, 0o600), "wb", buffering=0)
 
     def write(self, event: Event) -> None:
         """Keep a line for the next flush; until then it may still change."""
-        if self._is_open:
+        if self.is_open:
             self._kept.append(event)
 
     def is_due(self, now: float) -> bool:
@@ -68,7 +68,7 @@ class TraceFile:
 
     def close(self) -> None:
         """Write the rest; what comes later is not recorded."""
-        if self._is_open:
+        if self.is_open:
             self.flush(self._flushed)
             self._stop()
 
@@ -78,7 +78,7 @@ class TraceFile:
         return [line for line, end in zip(lines, ends, strict=True) if end <= self._max_bytes]
 
     def _stop(self) -> None:
-        self._is_open = False
+        self.is_open = False
         self._kept.clear()
         with suppress(OSError):
             self._file.close()

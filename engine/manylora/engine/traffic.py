@@ -53,14 +53,6 @@ class Traffic:
     steps: tuple[RecordedStep, ...]
     cost: StepCost  # fitted to the steps
 
-    @property
-    def num_blocks_for_all(self) -> int:
-        """A pool of so many never has to give a cached block to somebody else."""
-        engine = self.header.engine
-        distinct = {block for request in self.requests for block in request.blocks}
-        longest = max((len(request.blocks) for request in self.requests), default=0)
-        return engine.num_kv_blocks + len(distinct) + engine.max_num_seqs * (longest + 1)
-
 
 class Pace:
     """The time of a simulation's steps: what its tokens cost by the fit, as much faster or later

@@ -9,7 +9,7 @@ from starlette.concurrency import run_in_threadpool
 
 from manylora.engine.api import EngineInfo, EngineStats, Remedies
 from manylora.engine.lifecycle import WaitCause
-from manylora.engine.remedies import advise
+from manylora.engine.remedies import as_options
 from manylora.platform.api.auth import services_of
 from manylora.platform.db import Database
 from manylora.web.engine_view import look_at
@@ -89,7 +89,7 @@ def _wait(cause: WaitCause, stats: EngineStats) -> Wait:
 
 def _remedies(found: Remedies, info: EngineInfo) -> Iterator[Remedy]:
     """What the log line says: of the two ways to less KV, those alone that reach it."""
-    *alone, dtype, length = advise(found, info)
+    *alone, dtype, length = as_options(found, info)
     for way in alone:
         yield Remedy(way.remedy, way.option, way.now, way.value, _PRICES[way.option])
     if dtype.value is not None:
