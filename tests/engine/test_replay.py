@@ -154,6 +154,31 @@ def test_a_missing_step_is_found(recorded: tuple[Path, EngineStats], tmp_path: P
     assert replay(write_lines(tmp_path / "short.jsonl", lines)).difference is not None
 
 
+@pytest.mark.parametrize(
+    "name", ["block_size", "num_kv_blocks", "max_num_seqs", "max_num_batched_tokens", "max_loras"]
+)
+@pytest.mark.parametrize("size", [0, -1, 10**11])
+def test_a_damaged_size_is_named_and_nothing_is_tried_with_it(
+    recorded: tuple[Path, EngineStats], tmp_path: Path, name: str, size: int
+) -> None:
+    lines = lines_of(recorded[0])
+    lines[0]["engine"][name] = size
+
+    with pytest.raises(RecordingError, match=f"line 1: {name} {size} is not between"):
+        replay(write_lines(tmp_path / "damaged.jsonl", lines))
+
+
+def test_a_prompt_of_impossible_length_is_named(
+    recorded: tuple[Path, EngineStats], tmp_path: Path
+) -> None:
+    lines = lines_of(recorded[0])
+    number = next(i for i, line in enumerate(lines) if line["line"] == "added")
+    lines[number]["prompt_tokens"] = 10**12
+
+    with pytest.raises(RecordingError, match=f"line {number + 1}: prompt_tokens"):
+        replay(write_lines(tmp_path / "damaged.jsonl", lines))
+
+
 @pytest.mark.parametrize("tamper", [unname_a_block, remove_a_stranger])
 def test_a_line_that_no_engine_can_have_written_cannot_be_read(
     recorded: tuple[Path, EngineStats], tmp_path: Path, tamper: Any

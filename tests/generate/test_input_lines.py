@@ -8,6 +8,7 @@ import pytest
 
 from manylora.engine.api import SamplingParams
 from manylora.engine.errors import InvalidRequestError
+from manylora.generate.adapters import adapter_folder
 from manylora.generate.input_lines import InputLine, parse_object, read_asked, read_lines
 
 DEFAULTS = {"max_tokens": 7, "temperature": 0.5}
@@ -118,3 +119,11 @@ def test_the_digest_is_of_line_and_options() -> None:
 
     assert len(digests) == 4
     assert InputLine(9, b"a").digest(b"x") in digests
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "a\0b", ""])
+def test_what_can_be_no_folder_is_an_error_of_its_line(name: str) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        adapter_folder(name, {})
+
+    assert caught.value.param == "adapter"

@@ -29,7 +29,7 @@ class EngineConfig:
 
     model: str = _option("demo", "local Hugging Face folder, GGUF file, hub id, or 'demo'")
     dtype: str = _option("auto", "auto, bfloat16, float16, float32 or float64")
-    device: str = _option("cpu", "where the model runs")
+    device: str = _option("cpu", "where the model runs: cpu, cuda, cuda:1")
     max_model_len: int | None = _option(None, "longest sequence in tokens; default: the model's")
     block_size: int = _option(16, "tokens in one KV block")
     num_kv_blocks: int | None = _option(None, "KV blocks; default: from kv-cache-memory-bytes")

@@ -10,7 +10,7 @@ from enum import StrEnum
 class WaitCause(StrEnum):
     """Why a request does not run: what the last step lacked for it."""
 
-    STEP = "step"  # it came while a step was running
+    STEP = "step"  # from its arrival until the next step is chosen
     ADAPTER_LOAD = "adapter_load"  # its adapter is on its way into host memory
     ADAPTER_SLOT = "adapter_slot"  # running sequences hold every slot with other adapters
     KV_BLOCKS = "kv_blocks"  # free ones now, or those that the running are expected to want

@@ -20,12 +20,19 @@ from manylora.engine.slots import AdapterSlots
 
 FORMAT = 1
 IDENTITY_BYTES = 8
+MAX_SIZE = 1 << 24  # of blocks, seats, tokens: no machine has more, and a damaged number might
+_SIZES = ("block_size", "num_kv_blocks", "max_num_seqs", "max_num_batched_tokens", "max_loras")
 
 
 class Line(
     msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, tag_field="line"
 ):
     """One line of the file."""
+
+
+def _check_size(name: str, value: int) -> None:
+    if not 1 <= value <= MAX_SIZE:
+        raise ValueError(f"{name} {value} is not between 1 and {MAX_SIZE}")
 
 
 class Header(Line, frozen=True, tag="header", kw_only=True):
@@ -39,6 +46,10 @@ class Header(Line, frozen=True, tag="header", kw_only=True):
     enable_prefix_caching: bool
     share_base_prefixes: bool
     long_prefill_token_threshold: int
+
+    def __post_init__(self) -> None:
+        for name in _SIZES:
+            _check_size(name, getattr(self.engine, name))
 
     def scheduler(
         self,
@@ -85,6 +96,10 @@ class Added(Line, frozen=True, tag="added", kw_only=True):
     # Its prompt's are wanted: it looks for no prefix until they are told.
     prompt_logprobs: bool = False
     blocks: tuple[bytes, ...] = ()  # identities of the prompt's full blocks
+
+    def __post_init__(self) -> None:
+        _check_size("prompt_tokens", self.prompt_tokens)
+        _check_size("max_tokens", self.max_tokens)
 
     def request(self) -> Request:
         """The same to the scheduler; its tokens are no tokens."""

@@ -15,7 +15,11 @@ def adapter_folder(name: str, folders: Mapping[str, Path]) -> Path:
         InvalidRequestError: it is neither one of the names nor a folder.
     """
     folder = folders.get(name, Path(name))
-    if not name or not folder.is_dir():
+    try:
+        is_there = bool(name) and folder.is_dir()
+    except (OSError, ValueError):  # no name of a file: too long, or with a NUL
+        is_there = False
+    if not is_there:
         raise InvalidRequestError(
             f"adapter: {name} is neither a folder nor a name of --lora-modules", param="adapter"
         )
