@@ -1,10 +1,11 @@
 """What one tenant's flood does to another's waits, in virtual time; only the model is fake."""
 
 import random
-from statistics import quantiles
+from statistics import median, quantiles
 
 import pytest
 
+from manylora.engine.places import MAX_PASSES
 from manylora.engine.simulation import Arrival, Served, Simulation, StepCost
 from support.simulated import arrival, make_scheduler
 
@@ -190,3 +191,19 @@ def test_an_adapter_is_loaded_in_the_policys_order_not_behind_a_flood_of_others(
     simulation.run([arrival(0, "flood", prompt=8, output=50), *flood, light], until=2)
 
     assert scheduler.adapters_by_need()[0] == "l" or scheduler.slots.is_resident("l")
+
+
+@pytest.mark.parametrize("num_adapters", [8, 16])
+def test_a_flood_that_fills_every_slot_gives_one_up_for_another_tenant(num_adapters: int) -> None:
+    flood = [
+        arrival(0, "flood", prompt=16, output=500, adapter=f"f{i % num_adapters}")
+        for i in range(400)
+    ]
+    light = [arrival(20.0 * i, "light", prompt=16, output=4, adapter="l") for i in range(1, 30)]
+
+    served = Simulation(make_scheduler(), lambda batch: 1.0).run([*flood, *light], until=700)
+
+    waits = [s.seconds_to_first_token for s in served if s.request.tenant == "light"]
+    assert len(waits) == len(light)
+    assert median(waits) <= 3
+    assert max(waits) <= MAX_PASSES + 2  # who has just given way is not asked again at once

@@ -157,7 +157,7 @@ class FairByTenant:
         if rich is None or not seats.is_poor(newcomer):
             return None
         able = (s for s in running if s.request.tenant == rich.request.tenant and s.may_yield)
-        return min(able, key=lambda s: s.num_computed_tokens - s.num_reused_tokens, default=None)
+        return min(able, key=lambda s: s.progress, default=None)
 
     def _level(self, tenant: str) -> float:
         return self._service.get(tenant, 0.0)

@@ -79,8 +79,8 @@ class Step:
     fills: list[tuple[int, str]] = field(default_factory=list)
     preempted: list[Preemption] = field(default_factory=list)
     started: list[Sequence] = field(default_factory=list)
+    slotless: set[str] = field(default_factory=set)  # tenants that found no slot to take
     considered: set[Sequence] = field(default_factory=set)  # for admission
-    starving: bool = False  # somebody has waited too long for a slot
     stop: WaitCause | None = None  # why nobody else is admitted
 
     def give(self, sequence: Sequence, count: int) -> None:

@@ -11,13 +11,12 @@ from collections.abc import Callable
 from manylora.engine.blocks import BlockPool
 from manylora.engine.demand import Demand
 from manylora.engine.lifecycle import WaitCause
+from manylora.engine.places import MAX_PASSES, Places
 from manylora.engine.policy import FirstCome, Policy, name_fairness
 from manylora.engine.prefix_cache import PrefixCache
 from manylora.engine.schedule import Preemption, ScheduledBatch, Step
 from manylora.engine.sequence import Sequence, SequenceStatus
 from manylora.engine.slots import AdapterSlots
-
-MAX_PASSES = 64  # steps that a sequence may find every slot held by other adapters
 
 
 class Scheduler:
@@ -58,7 +57,7 @@ class Scheduler:
             secret=cache_secret,
             share_base_prefixes=share_base_prefixes,
         )
-        self._max_num_seqs = max_num_seqs
+        self.places = Places(blocks, slots, self.demand, self.policy, max_num_seqs)
         self._max_num_batched_tokens = max_num_batched_tokens
         self._long_prefill_token_threshold = long_prefill_token_threshold
         self._adapter_ready = adapter_ready
@@ -163,7 +162,7 @@ class Scheduler:
         self._give_back(victim)
         victim.status = SequenceStatus.WAITING
         victim.wait_cause = WaitCause.PREEMPTED
-        victim.num_wasted_tokens = victim.num_computed_tokens - victim.num_reused_tokens
+        victim.num_wasted_tokens = victim.progress
         victim.num_once_computed = max(victim.num_once_computed, victim.num_computed_tokens)
         victim.num_computed_tokens = 0
         victim.num_preemptions += 1
@@ -199,65 +198,49 @@ class Scheduler:
     def _consider(self, sequence: Sequence, step: Step) -> None:
         """Admit a waiting sequence, or note why not.
 
-        One whose adapter is not ready or finds no slot is passed over, but not for ever: after
-        `MAX_PASSES` steps no other adapter's newcomer behind it starts until a slot has drained.
-        One that finds no seat or no blocks ends the admission, or it would be overtaken for ever.
+        One whose adapter is not ready or finds no slot is passed over, but not for ever: see
+        `Places`. One that finds no seat or no blocks ends the admission, or it would be overtaken
+        for ever.
         """
         step.considered.add(sequence)
-        cause = self._lacks_adapter(sequence, step)
+        cause = self._lacks_adapter(sequence, step) or self._admit(sequence, step)
         if cause is None:
-            cause = step.stop = self._admit(sequence, step)
-        if cause is not None:
-            preempted = sequence.num_preemptions > 0
-            sequence.wait_cause = WaitCause.PREEMPTED if preempted else cause
+            return
+        if cause not in (WaitCause.ADAPTER_LOAD, WaitCause.ADAPTER_SLOT):
+            step.stop = cause
+        preempted = sequence.num_preemptions > 0
+        sequence.wait_cause = WaitCause.PREEMPTED if preempted else cause
 
     def _lacks_adapter(self, sequence: Sequence, step: Step) -> WaitCause | None:
-        digest = sequence.digest
-        if digest is None:
+        if sequence.digest is None:
             return None
         if not self._is_ready(sequence):
             return WaitCause.ADAPTER_LOAD
-        if step.starving and sequence.num_passes < MAX_PASSES:
-            return WaitCause.ADAPTER_SLOT
-        if not self.slots.can_hold(digest):
-            sequence.num_passes += 1
-            step.starving |= sequence.num_passes >= MAX_PASSES
-            return WaitCause.ADAPTER_SLOT
-        return None
+        if self.slots.can_hold(sequence.digest):
+            return None
+        tenant = sequence.request.tenant
+        if tenant not in step.slotless or sequence.num_passes >= MAX_PASSES:
+            if self.places.slot_holders(sequence, self.running):
+                return None
+            step.slotless.add(tenant)
+        sequence.num_passes += 1
+        return WaitCause.ADAPTER_SLOT
 
     def _admit(self, sequence: Sequence, step: Step) -> WaitCause | None:
-        """Start a sequence whose adapter has a slot; or what it lacks."""
+        """Start a sequence whose adapter has a slot or may take one; or what it lacks."""
         if step.budget == 0:
             return WaitCause.TOKEN_BUDGET
         cached = self.prefixes.find(sequence)
-        yielding = self._find_place(sequence, cached, step)
+        yielding = self.places.find(sequence, cached, self.running, step.started)
         if isinstance(yielding, WaitCause):
             return yielding
+        if sequence.num_passes >= MAX_PASSES:  # a slot's turn lasts
+            for other in self.waiting:
+                other.num_passes = 0
         for victim in yielding:
             self._preempt(victim, step, blocks_short=0, tenant=sequence.request.tenant)
         self._start(sequence, cached, step)
         return None
-
-    def _find_place(
-        self, sequence: Sequence, cached: list[int], step: Step
-    ) -> list[Sequence] | WaitCause:
-        """Who must give way so that it then certainly starts, perhaps nobody; or what it lacks."""
-        demand, running, yielding = self.demand, list(self.running), list[Sequence]()
-        while True:
-            freed = self.blocks.count_released((s.block_table for s in yielding), kept=cached)
-            victim = self.policy.yielding(running, sequence)
-            if len(running) == self._max_num_seqs:
-                lack = WaitCause.SEQUENCE_LIMIT
-            elif demand.fits_now(running, sequence, cached, freed) and (
-                yielding or victim or demand.fits_later(running, sequence, cached)
-            ):
-                return yielding
-            else:
-                lack = WaitCause.KV_BLOCKS
-            if victim is None or victim in step.started:
-                return lack
-            running.remove(victim)
-            yielding.append(victim)
 
     def _start(self, sequence: Sequence, cached: list[int], step: Step) -> None:
         if sequence.digest is not None:

@@ -104,8 +104,12 @@ class Sequence:
 
         So the work that is done twice stays a fraction of all, and who gives way gets on.
         """
-        progress = self.num_computed_tokens - self.num_reused_tokens
-        return progress >= YIELD_PROGRESS * self.num_wasted_tokens
+        return self.progress >= YIELD_PROGRESS * self.num_wasted_tokens
+
+    @property
+    def progress(self) -> int:
+        """Tokens computed since its latest start."""
+        return self.num_computed_tokens - self.num_reused_tokens
 
     @property
     def is_prefilling(self) -> bool:
