@@ -13,6 +13,7 @@ from manylora.engine.policy import Policy
 from manylora.engine.sequence import Sequence
 from manylora.engine.slots import AdapterSlots
 
+YIELD_SHARE = 0.1  # of all computed tokens: what giving way for others may cost
 MAX_PASSES = 64  # times that a sequence's turn may come while other adapters hold every slot
 
 
@@ -37,6 +38,8 @@ class Places:
         self._demand = demand
         self._policy = policy
         self._max_num_seqs = max_num_seqs
+        self._num_computed = 0
+        self._num_wasted = 0
 
     def find(
         self,
@@ -59,11 +62,22 @@ class Places:
         staying = [other for other in running if other not in yielding]
         while (lack := self._lack(sequence, cached, staying, yielding)) is not None:
             victim = self._policy.yielding(staying, sequence)
-            if victim is None or victim in started:
+            if victim is None or victim in started or not self._affords([*yielding, victim]):
                 return lack
             staying.remove(victim)
             yielding.append(victim)
         return yielding
+
+    def count(self, computed: int = 0, wasted: int = 0) -> None:
+        """Tokens computed in a step, or those of a sequence that gave way for another tenant."""
+        self._num_computed += computed
+        self._num_wasted += wasted
+
+    def _affords(self, yielding: Ordered[Sequence]) -> bool:
+        """Whether the work to be done twice stays a small share of all, after a first pool's."""
+        pool = self._blocks.num_blocks * self._blocks.block_size
+        most = YIELD_SHARE * (self._num_computed + pool)
+        return self._num_wasted + _lost(yielding) <= most
 
     def slot_holders(self, sequence: Sequence, running: Ordered[Sequence]) -> list[Sequence]:
         """Whose adapter's slot it may take; nobody when it must wait."""

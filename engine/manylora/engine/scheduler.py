@@ -88,6 +88,7 @@ class Scheduler:
 
     def advance(self, batch: ScheduledBatch) -> None:
         """Count a step's tokens as computed, and let its newly full blocks be found."""
+        self.places.count(computed=batch.num_tokens)
         size = self.blocks.block_size
         given: dict[str, list[Sequence]] = {}
         for entry in batch.entries:
@@ -238,6 +239,7 @@ class Scheduler:
             for other in self.waiting:
                 other.num_passes = 0
         for victim in yielding:
+            self.places.count(wasted=victim.progress)
             self._preempt(victim, step, blocks_short=0, tenant=sequence.request.tenant)
         self._start(sequence, cached, step)
         return None
