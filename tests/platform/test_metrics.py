@@ -3,6 +3,7 @@
 import asyncio
 import re
 import time
+import weakref
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -210,8 +211,10 @@ def test_an_answered_request_is_observed(bed: TestBed, stream: bool) -> None:
     ("stalls_at", "is_held", "waits"), [(0, False, True), (1, False, False), (0, True, False)]
 )
 def test_an_adapter_waits_until_its_request_has_a_token_or_its_slot_is_held(
-    bed: TestBed, stalls_at: int, is_held: bool, waits: bool
+    bed: TestBed, monkeypatch: pytest.MonkeyPatch, stalls_at: int, is_held: bool, waits: bool
 ) -> None:
+    # Other tests' requests may have been left where their event loop ended.
+    monkeypatch.setattr(generation, "_running", weakref.WeakSet())
     bed.engine.stalls_at = stalls_at
 
     async def ask_and_scrape() -> tuple[str, str]:
