@@ -50,6 +50,7 @@ class Traffic:
         self.model_seconds = 0.0  # inside the runner; the rest is scheduling and sampling
         self._random = random.Random(seed)
         self._run_model = core.runner.run
+        # The method of this one runner: the engine itself must not know that it is timed.
         core.runner.run = self._timed_run  # type: ignore[method-assign]
 
     def random_tokens(self, count: int) -> list[int]:

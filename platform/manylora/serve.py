@@ -147,6 +147,7 @@ async def _stop_what_outlasts(server: uvicorn.Server) -> None:
 class _ServerBeside(uvicorn.Server):
     """Runs in the loop of another, which has the signals."""
 
+    # uvicorn's is a generator function under a decorator; its callers want the context manager.
     def capture_signals(self) -> contextlib.AbstractContextManager[None]:  # type: ignore[override]
         return contextlib.nullcontext()
 

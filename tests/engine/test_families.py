@@ -179,6 +179,7 @@ def test_a_small_error_is_seen(
     right = FAMILIES[name]
     family = tiny_family(tmp_path, name)
     wrong = replace(right, read=lambda fields: error(right.read(fields)))
+    # A read-only mapping to everybody else.
     monkeypatch.setitem(FAMILIES, name, wrong)  # type: ignore[arg-type]
 
     assert max(errors(family)) > TOLERANCE

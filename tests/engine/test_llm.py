@@ -76,6 +76,7 @@ def test_prompts_may_be_written_as_vllm_has_them(llm: LLM) -> None:
 
 def test_an_adapter_by_name_is_told_what_it_should_be(llm: LLM) -> None:
     with pytest.raises(InvalidRequestError, match="must be what load_adapter returned"):
+        # What the types forbid, and people without a type checker write.
         llm.generate([[1], [2]], GREEDY, adapter="pirate")  # type: ignore[arg-type]
     with pytest.raises(InvalidRequestError, match="must be what load_adapter returned"):
         llm.submit([1], GREEDY, "pirate")  # type: ignore[arg-type]

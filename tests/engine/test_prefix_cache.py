@@ -102,6 +102,7 @@ def test_chains_of_other_owners_have_other_roots(
 ) -> None:
     other = one | {name: other[name] for name in changed}
 
+    # Drawn as one dictionary: its values have the types of several parameters. So below.
     assert (chain_root(**one) == chain_root(**other)) == (one == other)  # type: ignore[arg-type]
 
 

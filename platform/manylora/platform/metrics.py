@@ -25,6 +25,7 @@ LABELS = ("model_name", "engine")
 TOKEN_KINDS = ("prompt", "cached", "completion")  # cached ones are prompt tokens, too
 
 # A second series for each counter and histogram, which tells when it was made: nothing reads it.
+# The library has types, but not for this function.
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
 # vLLM's bounds, with smaller ones before them: a small model is quicker than the first of vLLM's.
